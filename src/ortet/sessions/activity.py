@@ -1,4 +1,7 @@
-"""When sessions last did something: told of many at once, from rows alone."""
+"""Last activity of sessions, computed for many at once from catalog rows.
+
+It is a module of its own so that listings need not load sessions.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from ortet.journal.events import header_time
 from ortet.sessions.table import SessionRow
 
 _SINGLE_LOOKUP_LIMIT = 200
-"""Branches that are asked for one by one; where there are more, all are read in a row."""
+"""Number of branches up to which each is looked up singly. For more, all heads are read."""
 
 
 def last_active(catalog: Catalog, rows: Sequence[SessionRow]) -> dict[str, int]:
-    """By id: the time of its last event, of the last move of its branch, or when it began."""
+    """Return by session id the latest of its creation, last event and last branch move."""
     moved = dict(_branch_move_times(catalog, [row.branch for row in rows]))
     heads = catalog.last_heads([row.timeline for row in rows])
     return {
@@ -26,7 +29,7 @@ def last_active(catalog: Catalog, rows: Sequence[SessionRow]) -> dict[str, int]:
 def _time(head: bytes) -> int:
     try:
         return header_time(head)
-    except Corrupt:  # which `verify` tells; others are listed all the same
+    except Corrupt:  # `verify` reports damage; the listing must still work
         return 0
 
 

@@ -1,4 +1,4 @@
-"""The verbs of a session that record what its agent says, knows and decides: one event each."""
+"""The session verbs for conversation, plan, facts and decisions. Each appends one event."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from ortet.sessions.times import Moment, ns_of
 from ortet.sessions.writing.idempotent_turns import find_keyed_events
 
 _MAX_TTL_SECONDS = 5e9
-"""Seconds that can be added to a time."""
+"""Highest lifetime of a note in seconds."""
 
 
 class ConversationMixin(SessionReader):
-    """The half of Session that only appends."""
+    """The verbs of Session that only append events."""
 
-    _note_ttl: float | None = None  # for notes that are given no time
+    _note_ttl: float | None = None  # lifetime of notes without their own
 
     @abstractmethod
     def _add(self, kind: str, data: Mapping[str, Any], *, version: int = 1) -> Event: ...
@@ -60,15 +60,28 @@ class ConversationMixin(SessionReader):
     def _new_id(self) -> str: ...
 
     def say(self, role: str, content: Any, **extra: Any) -> Event:
-        """A message; `content` is text, or the parts a model API takes."""
+        """Add a message.
+
+        Args:
+            role: who speaks, as "user" or "assistant".
+            content: text, or the content parts of a model API.
+            **extra: further fields of the message, such as tool_calls.
+        """
         return self._add("message", message_data(role, content, extra))
 
     def say_all(
         self, messages: Iterable[tuple[str, Any] | Mapping[str, Any]], *, key: str = ""
     ) -> list[Event]:
-        """Messages that belong together, as (role, content) or as a model API has them: written at
-        once, so that all of them are there or none, for the price of one. Under a `key` they are
-        said once: the same call again, also by another process, gives the events of then."""
+        """Add several messages in one write: all or none.
+
+        Args:
+            messages: pairs (role, content), or dicts as a model API has them.
+            key: an idempotency key. The same call again, also by another process, returns the
+                events of the first call.
+
+        Raises:
+            Invalid: "key_reused" if other messages were recorded under the key.
+        """
         require(LIST, messages=messages)
         check_text(key=key)
         said = []
@@ -86,11 +99,18 @@ class ConversationMixin(SessionReader):
         return self._add_all("message", said) if said else []
 
     def think(self, text: str) -> Event:
+        """Record a thought of the agent. A thought is not a message of the conversation."""
         check_text(text=text)
         return self._add("thought", {"text": text})
 
     def note(self, key: str, value: Any, *, ttl: float | None = None) -> Event:
-        """Scratch under a key, for `ttl` seconds (else as its profile says); value None ends it."""
+        """Keep a value under a key for a while.
+
+        Args:
+            key: the key. A later note replaces an earlier one.
+            value: plain data; None ends the note.
+            ttl: the lifetime in seconds; by default that of the profile.
+        """
         check_text(key=key)
         data = {"key": key, "value": value}
         ttl = self._note_ttl if ttl is None else ttl
@@ -107,7 +127,17 @@ class ConversationMixin(SessionReader):
     def compact(self, keep_last: int = 20, summarise: Summarise | None = None) -> Compaction | None:
         """Leave all but the newest messages out of context, with a summary in their place.
 
-        Nothing is deleted: `dropped()` reads them. None when there is nothing to leave out.
+        Nothing is deleted: `dropped()` returns these messages.
+
+        Args:
+            keep_last: the number of messages to keep.
+            summarise: makes the summary; by default an extract.
+
+        Returns:
+            The compaction, or None if there is nothing to leave out.
+
+        Raises:
+            Conflict: "compacted" if the conversation was compacted concurrently.
         """
         self._check_open()
         optional(CALLABLE, summarise=summarise)
@@ -128,8 +158,17 @@ class ConversationMixin(SessionReader):
         importance: float | None = None,
         summarise: Summarise | None = None,
     ) -> str:
-        """Remember what happened since the last episode as one; returns its id, "" when nothing
-        did. Without a `summary`, one is made of what was said, decided and learned."""
+        """Record the events since the last episode as an episode.
+
+        Args:
+            summary: what happened; by default made from messages, decisions and facts.
+            outcome: how it ended.
+            importance: 0 to 1.
+            summarise: makes the summary.
+
+        Returns:
+            The id of the episode, or "" if nothing happened.
+        """
         check_text(summary=summary, outcome=outcome)
         optional(CALLABLE, summarise=summarise)
         optional(FRACTION, importance=importance)
@@ -147,24 +186,32 @@ class ConversationMixin(SessionReader):
         return "" if told is None else str(self._add("episode", told).data["id"])
 
     def ask(self, text: str) -> str:
-        """A question that stays open until it is answered; returns its id."""
+        """Ask a question that stays open until it is answered. Return its id."""
         check_text(text=text)
         event = self._add("question", {"id": self._new_id(), "text": text})
         return str(event.data["id"])
 
     def answer(self, question: str, answer: Any) -> Event:
-        """To a question by its id."""
+        """Answer a question by its id.
+
+        Raises:
+            NotFound: "no_question" if it was not asked.
+        """
         check_text(question=question)
         if self._state.questions.get(question) is None:
             raise NotFound("no_question", f"{question!r} was not asked: s.questions() lists them")
         return self._add("answer", {"id": question, "answer": answer})
 
     def plan(self, steps: Sequence[str]) -> Event:
-        """What is to be done, in order; the first step is the current one."""
+        """Set the plan: the steps in order. The first step becomes the current one."""
         return self._add("plan", {"steps": check_texts("steps", steps)})
 
     def advance(self, to: int | None = None) -> Event:
-        """On to the next step, or to one by its number from 0."""
+        """Move to the next step of the plan, or to step `to`, counted from 0.
+
+        Raises:
+            Invalid: "bad_step" if the plan has no such step.
+        """
         step = self._state.core.step + 1 if to is None else to
         if type(step) is not int or not 0 <= step <= len(self._state.core.plan):
             last = len(self._state.core.plan)
@@ -183,12 +230,18 @@ class ConversationMixin(SessionReader):
         source: Event | Message | SourceEventRef | int | None = None,
         supersedes: str | Fact | RecallHit | None = None,
     ) -> str:
-        """A fact; returns its id.
+        """Record a fact and return its id.
 
-        `scope` is who is to know it: "session" alone, or "agent", "user:NAME", "project:NAME", who
-        are told when it is committed, of a fork when it is adopted. `since` and `until` say when it
-        holds, `source` is the event that it comes from, and `supersedes` the fact that it replaces:
-        an id, a Fact or a Hit.
+        Args:
+            text: the fact.
+            about: its subject.
+            scope: who shares it: "session", "agent", "user:NAME" or "project:NAME". Shared facts
+                are published by a commit, those of a fork when it is adopted.
+            confidence: 0 to 1.
+            since: when it starts to hold.
+            until: when it stops to hold.
+            source: the event that it comes from.
+            supersedes: the fact that it replaces: an id, a Fact or a hit.
         """
         return self._fact(
             "fact",
@@ -203,12 +256,17 @@ class ConversationMixin(SessionReader):
         )
 
     def lesson(self, text: str, *, about: str = "", scope: str | None = None) -> str:
-        """What a failure taught; returns its id."""
+        """Record what a failure taught, and return the id. See `learn`."""
         return self._fact("lesson", text, about, scope=scope)
 
     def forget(self, fact: str | Fact | RecallHit, *, why: str = "") -> Event:
-        """Believe a fact no longer; that it was believed, and why no more, stays recorded. One that
-        others share is forgotten here, and by them when that is committed."""
+        """Retract a fact. The fact and the reason stay recorded.
+
+        A shared fact is retracted for others when the session commits.
+
+        Raises:
+            NotFound: "no_fact" if it is not known or already retracted.
+        """
         known = self._require_fact(fact)
         check_text(why=why)
         shared = {"scope": known.scope} if known.scope else {}
@@ -230,15 +288,26 @@ class ConversationMixin(SessionReader):
         return found
 
     def decide(self, text: str, *, why: str = "", instead_of: Sequence[str] = ()) -> str:
-        """A decision with the roads not taken; returns its id."""
+        """Record a decision with its rejected alternatives, and return its id.
+
+        Args:
+            text: the decision.
+            why: the reason.
+            instead_of: the alternatives.
+        """
         check_text(text=text, why=why)
         data = {"text": text, "why": why, "instead_of": check_texts("instead_of", instead_of)}
         return str(self._add("decision", {"id": self._new_id(), **data}).data["id"])
 
     def record(self, kind: str, data: Mapping[str, Any], *, version: int = 1) -> Event:
-        """An event of your program's own `kind`, as "myapp.ticket", whose meaning is yours.
+        """Record an event of a kind that your program defines.
 
-        `version` is that of the schema of `data`; see `ortet.upcast`. `s.records(kind)` reads them.
+        `s.records(kind)` reads these events.
+
+        Args:
+            kind: the kind, such as "myapp.ticket".
+            data: plain data.
+            version: the version of the schema of `data`; see `ortet.upcast`.
         """
         if isinstance(version, bool) or not isinstance(version, int) or version < 1:
             raise Invalid("bad_version", f"version {version!r}: give a number from 1")
@@ -281,7 +350,7 @@ class ConversationMixin(SessionReader):
         return str(self._add(kind, data).data["id"])
 
     def _origin(self, source: Event | Message | SourceEventRef | int) -> dict[str, Any]:
-        """The event that a fact was learned from."""
+        """Return the reference to the event that a fact comes from."""
         if isinstance(source, SourceEventRef):
             return {"timeline": source.timeline, "seq": source.seq, "session": source.session}
         seq = source if isinstance(source, int) else getattr(source, "seq", None)
@@ -293,7 +362,7 @@ class ConversationMixin(SessionReader):
 
 
 def message_data(role: Any, content: Any, extra: dict[str, Any]) -> dict[str, Any]:
-    """What the event of a message tells."""
+    """Return the data of a message event."""
     if not role or not isinstance(role, str):
         raise Invalid("bad_role", f"role {role!r}: say who speaks, as 'user' or 'assistant'")
     data = {"role": role, "content": content}

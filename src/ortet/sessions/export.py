@@ -1,4 +1,4 @@
-"""What was said in a session, whole, in the shapes that model APIs take."""
+"""Export of a conversation in the formats of model APIs."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _THOUGHT_SIGNATURES = {
     "redacted_thinking": "data",
     "reasoning": "encrypted_content",
 }
-"""Kinds of thoughts, and what each is known by."""
+"""Kinds of thoughts, and the field that an API verifies each by."""
 _BEGINNING = "(What was said before is not here.)"
 
 
 def export_messages(view: SessionReader, format: Format, *, whole: bool) -> Any:
-    """See View.export_messages."""
+    """Export the conversation; see `SessionReader.export_messages`."""
     if format not in get_args(Format):
         raise Invalid("bad_format", f"{format!r}: give one of {', '.join(get_args(Format))}")
     require(FLAG, whole=whole)
@@ -67,8 +67,10 @@ def _for_items(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _messages_to_export(view: SessionReader, *, whole: bool) -> Iterator[Message]:
-    """Messages, and thoughts that an API takes back as messages of their own; what was cut off and
-    lies in the store is put back."""
+    """Iterate over the messages, with thoughts that an API accepts as separate messages.
+
+    Large content that is stored apart from its event is loaded.
+    """
     since = 0 if whole else view.state.core.since
     if not whole:
         yield from system_messages(view)
@@ -88,7 +90,7 @@ def _messages_to_export(view: SessionReader, *, whole: bool) -> Iterator[Message
 
 
 def _restore_spilled(view: SessionReader, event: Event) -> Event:
-    if not event.refs:  # else anybody could name what is in the store
+    if not event.refs:  # without refs the name is user data and must not read the store
         return event
     if spill.SPILL_KEY not in event.data:
         return replace(event, data=telling.full_data(view.hub, event))
@@ -100,7 +102,7 @@ def _restore_spilled(view: SessionReader, event: Event) -> Event:
 
 
 def _thought(event: Event) -> Message | None:
-    """One whose model gave something to know it by; others are no API's concern."""
+    """Return a thought that its model signed as a message, or None for other thoughts."""
     data = event.data
     part, of = data.get("part"), data.get("of")
     if not isinstance(part, dict):
@@ -114,7 +116,7 @@ def _thought(event: Event) -> Message | None:
 
 
 def _reasoning(part: dict[str, Any], id_: str) -> dict[str, Any]:
-    """An item as its API takes it, whatever else was written down with it."""
+    """Return a reasoning item with only the fields that its API accepts."""
     summary = part.get("summary")
     told = [one for one in summary if _is_summary(one)] if isinstance(summary, list) else []
     known = {key: part.get(key) for key in ("id", "encrypted_content")}
@@ -127,8 +129,7 @@ def _is_summary(one: Any) -> bool:
 
 
 def _with_thoughts(messages: list[Message], *kinds: str) -> Iterator[Message]:
-    """Of all thoughts only those of these kinds, which their model has signed or sealed: an API
-    takes back no others."""
+    """Keep only thoughts of these kinds that their model has signed: an API refuses others."""
     for message in messages:
         if message.role != "assistant" or not isinstance(message.content, list):
             yield message
@@ -149,7 +150,7 @@ def _type(part: Any) -> str:
 
 
 def _fill_empty_content(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Assistants say text, there, and only who calls something may say nothing."""
+    """Keep only text of assistants. Only a message with tool calls may have no content."""
     for one in messages:
         if one["role"] == "assistant" and isinstance(one["content"], list):
             one["content"] = [part for part in one["content"] if _type(part) == "text"] or None
@@ -159,7 +160,7 @@ def _fill_empty_content(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _alternate_roles(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A user begins, and results come before what else a user says."""
+    """Start with a user message, and put tool results before other content of a user."""
     if messages and messages[0]["role"] != "user":
         yield {"role": "user", "content": [{"type": "text", "text": _BEGINNING}]}
     for one in messages:

@@ -1,4 +1,4 @@
-"""What is given back when something is recalled."""
+"""Result types of recall."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FACT_CONSTRAINT = TEXT._replace(description="its id, a Fact or a Hit")
 
 
 class HitSource(msgspec.Struct, frozen=True):
-    """Where a memory is from: an event of a session, or of a memory that sessions share."""
+    """The origin of a hit: an event of a session, or of a shared memory scope."""
 
     timeline: str
     seq: int
     kind: str  # message, fact, lesson, episode
-    session: str = ""  # its id, where it is known
-    name: str = ""  # of that session
-    scope: str = ""  # "" the session's own, else "agent", "user:…", "project:…"
+    session: str = ""  # id of the session, if known
+    name: str = ""  # name of that session
+    scope: str = ""  # "" for the session's own memory, else "agent", "user:…", "project:…"
 
     def __str__(self) -> str:
         whose = self.name or self.session or self.timeline
@@ -28,7 +28,7 @@ class HitSource(msgspec.Struct, frozen=True):
 
 
 class RecallHit(msgspec.Struct, frozen=True):
-    """A memory that was recalled: `text` is exactly what was said, learned or told."""
+    """A recalled memory. `text` is the exact content of one message, fact or episode."""
 
     text: str
     score: float
@@ -36,12 +36,16 @@ class RecallHit(msgspec.Struct, frozen=True):
     tier: Tier
     time: int
     id: str = ""  # of the fact or episode
-    role: str = ""  # who said it
-    scores: Scores | None = None  # where they were asked for
+    role: str = ""  # role of the message
+    scores: Scores | None = None  # only if they were requested
 
 
 def fact_id(fact: str | Fact | RecallHit) -> str:
-    """Of a fact as it was listed, recalled or named."""
+    """Return the id of a fact that is given as an id, a Fact or a hit.
+
+    Raises:
+        Invalid: "not_a_fact" if a hit is no fact or lesson.
+    """
     if isinstance(fact, RecallHit):
         if fact.source.kind not in ("fact", "lesson"):
             raise Invalid(
@@ -56,7 +60,11 @@ def fact_id(fact: str | Fact | RecallHit) -> str:
 
 
 class RecallResult(list[RecallHit]):
-    """Hits, the best first. `dense` says how meaning took part: "" there is no embedder, "all",
-    "some" when others are not embedded yet, else why not."""
+    """Hits, best first.
+
+    `dense` says how embeddings took part. "" means that there is no embedder, "all" that all
+    candidates were embedded, "some" that others are not embedded yet. Any other text is the reason
+    why not.
+    """
 
     dense: str = ""

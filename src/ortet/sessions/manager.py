@@ -1,4 +1,4 @@
-"""How a hub opens, lists and forks sessions."""
+"""The session manager of a hub: opens, creates, lists and releases sessions."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ class SessionManager:
         self._open: list[Session] = []
         self._process_owner = (0, "")
         self.fork_point_cache: ForkPointCache | None = None
-        self.timelines: dict[bytes, str] = {}  # by segment, which never changes
-        self._unreleased_owners: set[str] = set()  # owners of leases that could not be given back
+        self.timelines: dict[bytes, str] = {}  # by segment; never changes
+        self._unreleased_owners: set[str] = set()  # owners of leases that could not be released
         self._epoch = hub.objects.epoch
 
     def new_id(self) -> str:
@@ -101,7 +101,20 @@ class SessionManager:
         location: FilesLocation = NO_FILES,
         options: OpenOptions = DEFAULT_OPTIONS,
     ) -> Session:
-        """Go on with a session, or begin one; it is leased to this process."""
+        """Open a session, or create it. This process holds its lease.
+
+        Args:
+            name: the name of the session.
+            agent: the agent it belongs to.
+            goal: sets the goal if given.
+            budget: limits for a new session.
+            location: where its files are.
+            options: policies, parent, replay mode and shared scopes.
+
+        Raises:
+            Refused: "lease_held" if another process has it open.
+            Conflict: it is closed, or has another directory or parent.
+        """
         check_text(goal=goal)
         row = self.table.find(agent, name)
         profile = options.resolve_profile(row.profile if row else "")
@@ -137,7 +150,7 @@ class SessionManager:
         held = self.hub.catalog.lease(f"session:{row.id}")
         alive = held.expires - LEASE_TTL_NS if held else 0
         with self._lease_while_opening(row) as lease:
-            # it may have moved on until the lease was ours
+            # the row may have changed before the lease was ours
             row = apply_limits(self.hub.workspace_table, self.table.get(row.id), location)
             shared = row.scopes if options.scopes is None else list(options.scopes)
             row = msgspec.structs.replace(row, profile=profile.name, scopes=shared)
@@ -151,10 +164,10 @@ class SessionManager:
     def _replay(
         self, row: SessionRow, profile: Profile, *, live: bool, report: Path | None = None
     ) -> Session:
-        """From the first event on, as it was recorded."""
+        """Open a session in replay mode, from its first event on."""
         from ortet.sessions.history.replay import ReplaySession, ReplayWriter
 
-        # unless it goes live nothing is written: others may go on
+        # without going live nothing is written, so no lease is needed
         with self._lease_while_opening(row) if live else nullcontext() as lease:
             row = self.table.get(row.id)
             session = self.resume(
@@ -165,7 +178,7 @@ class SessionManager:
         return session
 
     def get(self, id_: str) -> SessionReader:
-        """Read a session, whoever writes to it."""
+        """Open a session for reading, without a lease."""
         with self.table.reading(id_) as row:
             where = self.load(row)
         return SessionReader(self.hub, row, where.line, where.mind)
@@ -174,25 +187,26 @@ class SessionManager:
         return self.table.all()
 
     def close(self) -> None:
-        """Pause every session that is open."""
+        """Pause every open session."""
         with ExitStack() as last:
             last.callback(self._lease_renewer.close)
             for session in list(self._open):
                 last.callback(session.pause)
 
     def release(self, session: Session) -> None:
-        """It is not open any more, and another process may open it."""
+        """Release the lease of a session and forget the handle."""
         if session in self._open:
             self._open.remove(session)
         self._lease_renewer.remove(session.held_lease)
         try:
             session.held_lease.release()
-        except OrtetError:  # on a full disk: it runs out by itself, or this process takes it again
+        # for example a full disk: the lease expires, or this process takes it again
+        except OrtetError:
             self._unreleased_owners.add(session.held_lease.lease.owner)
 
     @contextmanager
     def _lease_while_opening(self, row: SessionRow) -> Iterator[Lease]:
-        """For the time it takes to open it; given back when that fails."""
+        """Hold the lease while a session is opened, and release it if that fails."""
         lease = self.acquire_lease(row)
         try:
             yield lease
@@ -207,18 +221,18 @@ class SessionManager:
             raise
 
     def is_leased(self, id_: str) -> bool:
-        """Whether some process, this one too, has it open."""
+        """Return True if a process, possibly this one, has the session open."""
         return is_lease_held(
             self.hub.catalog, f"session:{id_}", self._host, self.hub.clock.now_ns()
         )
 
     def find_open(self, id_: str) -> Session | None:
-        """As this hub has it open."""
+        """Return the open handle of this hub, or None."""
         return next((session for session in self._open if session.id == id_), None)
 
     @contextmanager
     def leased_session(self, row: SessionRow) -> Iterator[Session]:
-        """A session under its lease, whatever its state, which is left as it is."""
+        """Open a session under its lease for this block, without changing its status."""
         with self._lease_while_opening(row) as lease:
             session = self.resume(self.table.get(row.id), lease, find_profile(""))
         try:
@@ -226,7 +240,7 @@ class SessionManager:
         finally:
             session.release()
 
-    # beginning
+    # create and load
 
     def create(
         self,
@@ -239,7 +253,7 @@ class SessionManager:
         options: OpenOptions = DEFAULT_OPTIONS,
         initial: InitialContent = NO_INITIAL_CONTENT,
     ) -> Session:
-        """A new session; Conflict("row_moved") when there is one of this name."""
+        """Create a session. Conflict("row_moved") if the name is taken."""
         location.check(self.hub)
         id_, timeline = self.new_id(), self.new_id()
         profile, limits = options.resolve_profile(""), parse_limits(budget or {})
@@ -290,7 +304,7 @@ class SessionManager:
         return self.resume(row, lease, profile)
 
     def _branch_at(self, location: FilesLocation) -> str:
-        """The branch of a directory that is a workspace already."""
+        """Return the branch of a directory that is already a workspace, or ""."""
         if not location.path:
             return ""
         row = self.hub.find_workspace_row(location.path, location.engine, location.files)
@@ -299,7 +313,7 @@ class SessionManager:
         return row.name if row else ""
 
     def files_of(self, row: SessionRow) -> Workspace:
-        """The workspace of a session, opened."""
+        """Open the workspace of a session."""
         if not row.path:
             from ortet.sessions.machine.scratch_workspace import scratch_workspace
 
@@ -310,7 +324,7 @@ class SessionManager:
         return starting.open_first_workspace(self.hub, row)
 
     def _free_branch(self, name: str) -> str:
-        """A branch of its own: its name, or the next that is free."""
+        """Return a free branch name: the name of the session, with a number if needed."""
         for number in range(1, _TRIES):
             branch = name if number == 1 else f"{name}-{number}"
             hub = self.hub
@@ -333,8 +347,17 @@ class SessionManager:
         loaded: LoadedSession | None = None,
         head: Oid | None = None,
     ) -> Session:
-        """Go on with a session: to write with its lease, else to rehearse; `where` and `head`, if
-        they are known."""
+        """Build the handle of a session.
+
+        Args:
+            row: the session.
+            lease: the lease to write with; None for a replay.
+            profile: its policies.
+            session_class: the class of the handle.
+            writer_class: the class of its event writer.
+            loaded: its state, if already loaded.
+            head: its head, if already known.
+        """
         hub = self.hub
         holding = (
             NoLease(hub.catalog, hub.clock, f"session:{row.id}")
@@ -371,12 +394,16 @@ class SessionManager:
         return session
 
     def load(self, row: SessionRow) -> LoadedSession:
-        """Where a session is now."""
+        """Load the present state of a session."""
         self._after_sweep()
         return load_session(self, row)
 
     def acquire_lease(self, row: SessionRow) -> Lease:
-        """The right to write to it; Refused while another process has it."""
+        """Acquire the lease of a session.
+
+        Raises:
+            Refused: another process has it open.
+        """
         name = f"session:{row.id}"
         held = self.hub.catalog.lease(name) if self._unreleased_owners else None
         if held is not None and held.owner in self._unreleased_owners:
@@ -390,7 +417,7 @@ class SessionManager:
             raise session_in_use(error, row.name, self._host) from error
 
     def detached_participant(self, branch: str) -> CommitParticipant:
-        """Who goes with the files of a branch that is opened without its session."""
+        """Return the participant of a branch whose session this process has not opened."""
         row = self.table.find_by_branch(branch)
         return NoParticipant() if row is None else DetachedSessionParticipant(self, row)
 
@@ -407,7 +434,7 @@ class SessionManager:
             head=head,
         )
 
-    # inside
+    # private
 
     def owner(self) -> str:
         if self._process_owner[0] != os.getpid():

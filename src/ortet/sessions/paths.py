@@ -1,4 +1,7 @@
-"""Which timelines lead to the ends of others, told of many at once."""
+"""Paths of timelines from the root to their ends, computed for many at once.
+
+It is a module of its own so that queries over all sessions need few catalog calls.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ _PAGE = 1000
 
 
 class TimelinePaths:
-    """As `Line.path` tells of one. Where a timeline begins never changes, and is asked for once."""
+    """The timeline spans of many sessions, as `EventLog.timeline_spans` has them for one.
+
+    The start of a timeline never changes, so it is read once.
+    """
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -28,7 +34,7 @@ class TimelinePaths:
                 yield self._path_to(timeline, self._end(timeline, head))
 
     def _load_timelines(self, timelines: Sequence[str]) -> None:
-        """Where they begin, and those that they began on."""
+        """Load the starts of these timelines and of all their parents."""
         wanted = {one for one in timelines if one not in self._timelines}
         while wanted:
             found = self._catalog.timelines(sorted(wanted))
@@ -38,9 +44,9 @@ class TimelinePaths:
     def _end(self, timeline: str, head: bytes) -> int:
         try:
             found = decode(EventHeader, head).seq if head else 0
-        except Corrupt:  # which is told when it is read
+        except Corrupt:  # reported when the event is read
             found = 0
-        if not found:  # without events of its own, or removed
+        if not found:  # no events of its own, or removed
             self._timelines.pop(timeline, None)
             found = self._catalog.last_seq(timeline)
         return found
@@ -49,7 +55,7 @@ class TimelinePaths:
         found: list[TimelineSpan] = []
         while timeline:
             line = self._timelines.get(timeline) or self._catalog.timeline(timeline)
-            if line is None:  # another host's: its events are in segments
+            if line is None:  # timeline of another host; its events are in segments
                 break
             self._timelines[timeline] = line
             found.append(TimelineSpan(timeline, line.at, upto))

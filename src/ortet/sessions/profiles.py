@@ -1,5 +1,4 @@
-"""Profiles: named sets of policies, so that a session can say what it is for. docs/profiles.md has
-what each costs."""
+"""Profiles: named sets of policies for a kind of session. docs/profiles.md lists their costs."""
 
 from __future__ import annotations
 
@@ -17,38 +16,46 @@ _DAY = 24 * 3600.0
 
 
 ProbePolicy = Literal["asked", "ends", "commit"]
-"""When a session looks at what surrounds its workspace: by `s.environment()` only; also when it is
-opened and let go; also at each commit."""
+"""When a session probes the environment of its workspace.
+
+"asked": only by `s.environment()`. "ends": also when it is opened and released. "commit": also at
+each commit.
+"""
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """What a session is for, as policies. What its opener says goes before it."""
+    """The policies of a session. Options given at open override them."""
 
     name: str = ""
     durability: Durability = "event"
     commit: CommitPolicy = CommitPolicy()
-    note_ttl: float | None = None  # seconds a note lives that is given no time of its own
-    briefing: bool = False  # handover files are written at each commit
-    handover: str = "handover"  # where, in the workspace
+    note_ttl: float | None = None  # default lifetime of a note, in seconds
+    briefing: bool = False  # write handover files at each commit
+    handover: str = "handover"  # directory of these files in the workspace
     environment: ProbePolicy = "ends"
-    audit: bool = False  # its chain is verified when it is closed
-    hold: bool = False  # retention removes nothing of it
+    audit: bool = False  # verify the event chain when the session is closed
+    hold: bool = False  # retention removes nothing of the session
 
 
 class OpenOptions(msgspec.Struct, frozen=True):
-    """How its opener wants a session; None: as its profile says."""
+    """Options given when a session is opened. None takes the value of the profile."""
 
     durability: Durability | None = None
     commit: Any = None
-    profile: str | None = None  # None: the one it has
-    parent: str = ""  # id of the session it works for
+    profile: str | None = None  # None: the profile that it has
+    parent: str = ""  # id of the session that it works for
     replay: bool | str = False  # True, or "live"
-    handover: str | None = None  # "": none
+    handover: str | None = None  # "": no handover files
     environment: str | None = None
-    scopes: tuple[str, ...] | None = None  # memories it shares beside its agent's; None: as it has
+    # shared scopes in addition to its agent's; None: unchanged
+    scopes: tuple[str, ...] | None = None
 
     def resolve_profile(self, profile_name: str) -> Profile:
-        """The policies of a session whose profile is `known`; Invalid when there are none such."""
+        """Return the policies of a session with the profile `profile_name` and these options.
+
+        Raises:
+            Invalid: an option or the profile is not known.
+        """
         if not isinstance(self.replay, bool) and self.replay != "live":
             raise Invalid("bad_replay", f"replay={self.replay!r}: give True, False or 'live'")
         found = find_profile(profile_name if self.profile is None else self.profile)
@@ -85,7 +92,11 @@ _PROFILES = (
 
 
 def find_profile(name: str) -> Profile:
-    """The profile of this name; "" is none: every event durable, commits by hand."""
+    """Return the profile of this name. "" is the default: every event durable, no automatic commit.
+
+    Raises:
+        Invalid: "bad_profile" if there is none.
+    """
     if not name:
         return Profile()
     for profile in _PROFILES:

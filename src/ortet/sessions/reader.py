@@ -1,4 +1,7 @@
-"""A session as its readers see it: what happened, and what is known."""
+"""Read-only access to a session: its events, state and reports.
+
+`SessionReader` needs no lease. `Session` extends it with the verbs that write.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class SessionReader(MemoryReaderMixin):
-    """Reads; takes no lease."""
+    """A session opened for reading. It takes no lease."""
 
     def __init__(self, hub: Hub, row: SessionRow, event_log: EventLog, state: SessionState) -> None:
         self._hub = hub
@@ -60,55 +63,71 @@ class SessionReader(MemoryReaderMixin):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} of {self.agent}, {self.status}>"
 
-    # what it is
+    # properties
 
     @property
     def id(self) -> str:
+        """Return the id of the session."""
         return self._row.id
 
     @property
     def name(self) -> str:
+        """Return the name, which is unique among the sessions of the agent."""
         return self._row.name
 
     @property
     def agent(self) -> str:
+        """Return the name of the agent that the session belongs to."""
         return self._row.agent
 
     @property
     def status(self) -> str:
+        """Return the status: "open", "active", "paused", "closed" or "archived"."""
         return self._row.status
 
     @property
     def head(self) -> CommitInfo | None:
+        """Return the last commit of the session, or None."""
         found = self._hub.catalog.head(f"branch:{self._row.branch}")
         return self._hub.history.info(found.oid) if found else None
 
     @property
     def goal(self) -> str:
+        """Return the goal, or ""."""
         return self._state.core.goal
 
     @property
     def row(self) -> SessionRow:
+        """Return the catalog row of the session."""
         return self._row
 
     @property
     def event_log(self) -> EventLog:
+        """Return the event log of the session."""
         return self._event_log
 
     @property
     def hub(self) -> Hub:
+        """Return the hub that opened the session."""
         return self._hub
 
     @property
     def state(self) -> SessionState:
-        """What its events add up to; only they change it."""
+        """Return the state that the events add up to. Only events change it."""
         return self._state
 
-    # what is known
+    # events and state
 
     def events(self, after: int = 0, upto: int | None = None) -> Iterator[Event]:
-        """In order, from the first of the family on; then, unless `upto` is given, what came in
-        beside the writer and waits to be taken in: `waiting`, without a number."""
+        """Return the events in order, starting with those inherited from parent sessions.
+
+        Entries of the inbox that are not in the journal yet follow at the end, without a sequence
+        number. They have `waiting` set, and are left out if `upto` is given.
+
+        Args:
+            after: skip events up to this sequence number.
+            upto: the last sequence number to return.
+        """
         require(COUNT, after=after)
         optional(COUNT, upto=upto)
         return self._events(after, upto)
@@ -119,8 +138,13 @@ class SessionReader(MemoryReaderMixin):
             yield from pending_events(self._hub.catalog, self._row.id)
 
     def messages(self, last: int | None = None) -> list[Message]:
-        """Those in context, in order: all of them, or the `last` ones, which costs what they do.
-        Not what was said on a way that was left since."""
+        """Return the messages that are in context, in order.
+
+        Messages on an abandoned path of the conversation are left out.
+
+        Args:
+            last: return only this many of the newest messages. This reads only these.
+        """
         if last is not None:
             return last_messages(self, last)
         events = self.events(self._state.core.since)
@@ -133,11 +157,15 @@ class SessionReader(MemoryReaderMixin):
     def context(
         self, query: str = "", tokens: int = 8000, *, count: TokenCounter = estimate_tokens
     ) -> ModelContext:
-        """The summary and the newest messages that fit, for a model to go on with.
+        """Return the summary and the newest messages that fit, as input for a model.
 
-        `count` says how many tokens a text is. With a `query`, what it is for, the facts and
-        episodes that are recalled by it, and messages of this session that do not fit any more,
-        come last, with goal, plan and what is not settled.
+        With a `query`, recalled facts, episodes and older messages follow at the end, together with
+        the goal, the plan and open questions.
+
+        Args:
+            query: what the context is for; empty for no recall.
+            tokens: the size limit.
+            count: counts the tokens of a text.
         """
         check_text(query=query)
         require(CALLABLE, count=count)
@@ -149,154 +177,208 @@ class SessionReader(MemoryReaderMixin):
         return context_with_memory(self, query, tokens, count)
 
     def briefing(self, tokens: int = 2000, *, count: TokenCounter = estimate_tokens) -> Briefing:
-        """The mental state, for whoever goes on: as Markdown, and as data."""
+        """Return the mental state for the next worker, as Markdown and as data.
+
+        Args:
+            tokens: the size limit.
+            count: counts the tokens of a text.
+        """
         require(CALLABLE, count=count)
         return briefing_of(self, tokens, count)
 
     def environment(self) -> Environment | None:
-        """What surrounded the workspace when somebody last looked; None when nobody has."""
+        """Return the environment of the workspace as last recorded, or None."""
         return recorded_environments(self)[1]
 
     def handover(self, directory: str | os.PathLike[str]) -> Handover:
-        """Write feature_list.json, progress.md and BRIEFING.md for the next worker into a
-        directory. A file that is not ours is a Conflict, and then nothing is written."""
+        """Write feature_list.json, progress.md and BRIEFING.md for the next worker.
+
+        Args:
+            directory: where to write the files.
+
+        Raises:
+            Conflict: a file of that name exists and was not written by a handover. Nothing is
+                written.
+        """
         from ortet.sessions.environment import handover
 
         place = handover.check_directory(directory, inside=False)
         return handover.write(place, handover.contents(self, ProgressLog()))
 
     def export_messages(self, format: Format, *, whole: bool = False) -> Any:
-        """The conversation as a model API takes it, fit to be sent: "openai" (a list of messages),
-        "openai-responses" (a list of items) or "anthropic" ({"system", "messages"}).
+        """Return the conversation in the format of a model API, ready to be sent.
 
-        Every call has its result; thoughts are there where that API takes them back. What
-        compactions left out stays out unless it is to be `whole`.
+        Every tool call has a result. Thoughts are included where the API accepts them.
+
+        Args:
+            format: "openai" (a list of messages), "openai-responses" (a list of items) or
+                "anthropic" ({"system", "messages"}).
+            whole: include messages that compactions left out.
         """
         from ortet.sessions.export import export_messages
 
         return export_messages(self, format, whole=whole)
 
     def checkpoint(self) -> AgentCheckpoint:
-        """Goal, plan, conversation, knowledge and where to go on, as one portable record."""
+        """Return goal, plan, conversation, knowledge and position as one portable record."""
         from ortet.sessions.portable.checkpoint import checkpoint_of
 
         return checkpoint_of(self)
 
     def compactions(self) -> list[Compaction]:
-        """What was left out of context so far, the latest first."""
+        """Return the compactions of the context, newest first."""
         return list(compactions(self._state.core.summary, self.events))
 
     def dropped(self, compaction: int = 0) -> list[Message]:
-        """Messages that compactions left out, in order: of all, or of the one at an event."""
+        """Return the messages that compactions left out, in order.
+
+        Args:
+            compaction: the event number of one compaction; 0 for all of them.
+        """
         require(COUNT, compaction=compaction)
         return dropped_of(self, compaction)
 
     def decisions(self) -> list[Decision]:
+        """Return all decisions."""
         return list(self._state.decisions)
 
     def questions(self) -> list[Question]:
-        """Those that are open."""
+        """Return the open questions."""
         return [question for question in self._state.questions if not question.answered]
 
     def approvals(self) -> list[Approval]:
-        """What humans were asked to allow, and their answers, also those not taken in yet."""
+        """Return the requested approvals with their answers.
+
+        Answers that are still in the inbox are included.
+        """
         return approvals_of(self._hub.catalog, self._row.id, self._state)
 
     def comments(self) -> list[Event]:
-        """What people said beside the conversation. No messages: one between a tool call and its
-        result would make a model API refuse both."""
+        """Return the comments of people on the session.
+
+        Comments are not messages: a message between a tool call and its result makes a model API
+        refuse both.
+        """
         return [event for event in self.events() if event.kind == "comment"]
 
     def records(self, kind: str | None = None) -> list[Event]:
-        """Events of programs' own kinds, or of one: `data` is of the newest schema known here."""
+        """Return the events of kinds that programs define, all or of one kind.
+
+        `data` is in the newest schema that is registered in this process.
+        """
         optional(TEXT, kind=kind)
         own = (event for event in self.events() if "." in event.kind)
         return [event for event in own if kind in (None, event.kind)]
 
     def notes(self) -> dict[str, Any]:
-        """Those whose time has not run out."""
+        """Return the notes that have not expired."""
         now = self._now()
         live = (note for note in self._state.notes if not note.expires or note.expires > now)
         return {note.key: note.value for note in live}
 
     def effects(self) -> list[Effect]:
-        """Every deed of this session and of those it shares a family with, restored away or not."""
+        """Return all effects of this session and its family. A restore removes none of them."""
         return [deed.effect for deed in effect_rows(self._hub.catalog, self._row.family)]
 
     def spent(self) -> dict[str, float]:
-        """By the family and those who work for it: no restore refunds anything."""
+        """Return the amounts spent by the family and by sessions that work for it.
+
+        A restore refunds nothing.
+        """
         found = spent_by(self._hub.catalog, self._row.family)
-        for name, amount in self._state.core.spent.items():  # of a mind from another host
+        # state of a session that came from another host
+        for name, amount in self._state.core.spent.items():
             found[name] = max(found.get(name, 0.0), amount)
         return found
 
     def limits(self) -> dict[str, float]:
-        """The hard limits of the family."""
+        """Return the hard limits of the family."""
         return levels(self._hub.catalog, self._row)[0].account.limits
 
     def budget_left(self) -> dict[str, float]:
-        """Of each counter that has a limit, here or where this session works for another."""
+        """Return the remaining amount of each counter that has a limit.
+
+        Limits of the session that this one works for are included.
+        """
         return remaining_for(self._hub.catalog, self._row)
 
     def model_calls(self) -> list[ModelCall]:
+        """Return all recorded model calls, in order."""
         return list(calls_of(self.events()))
 
     def content(self, content: StoredContent) -> bytes:
-        """The bytes of a request or response."""
+        """Return the bytes of a recorded request or response."""
         return load(self._hub.objects, content)
 
     def artifacts(self) -> list[Artifact]:
-        """Every version, by name."""
+        """Return all versions of all artifacts, by name."""
         return list(self._state.artifacts)
 
     def artifact_data(self, name: str, version: int | None = None) -> bytes:
-        """The content of a version, the last if none is given."""
+        """Return the content of an artifact; the last version by default.
+
+        Raises:
+            NotFound: there is no such artifact or version.
+        """
         return data_of(self._hub.objects, find(self._state.artifacts, name, version))
 
     def lineage(self, name: str, version: int | None = None) -> Lineage:
-        """What led to an artifact."""
+        """Return the artifact with the action and the reason that led to it."""
         artifact = find(self._state.artifacts, name, version)
         action = self._state.effects.get(artifact.action) if artifact.action else None
         return Lineage(artifact, action, artifact.why or (action.why if action else ""))
 
-    # the world around it
+    # external state
 
     def collaborations(self) -> list[Collaboration]:
-        """What others see, or will, by name; what an effect made stays, restored away or not."""
+        """Return the collaborations by name: things that other people see or will see.
+
+        A collaboration that an effect created is included even after a restore to an earlier
+        commit.
+        """
         return collaborations_of(self)
 
     def windows(self) -> list[RateLimitWindow]:
-        """Rate limits by service, as this agent knows them now; `full` where the time has come."""
+        """Return the rate limits by service, as known now.
+
+        A window whose reset time has passed is `full`.
+        """
         return windows_of(self)
 
     def tokens(self) -> list[ServiceToken]:
-        """Which entries of the vault are for which services."""
+        """Return which entries of the vault belong to which services."""
         return list(self._state.tokens)
 
     def token(self, service: str) -> Secret:
-        """What lets one into a service, as the vault has it now."""
+        """Return the current secret for a service from the vault."""
         return token_of(self, service)
 
     def browser(self, *, current: bool = False) -> Browser:
-        """What a browser had open, and its storage state: of this mind, or the `current` one."""
+        """Return the open pages and the storage state of the browser.
+
+        Args:
+            current: return the newest known state instead of the one in this session's state.
+        """
         require(FLAG, current=current)
         return browser_of(self, current=current)
 
     @property
     def is_replaying(self) -> bool:
-        """Whether it re-enacts what was recorded."""
+        """True if this session replays recorded events."""
         return False
 
     @property
     def steps(self) -> list[str]:
+        """Return the steps of the plan."""
         return list(self._state.core.plan)
 
     @property
     def step(self) -> int:
+        """Return the number of the current step, from 0."""
         return self._state.core.step
 
     def carry(self) -> str:
-        """The mind as signed text for a client to keep; `hub.from_carry` goes on with it."""
+        """Return the session state as signed text for a client. `hub.from_carry` opens it."""
         from ortet.sessions.portable.carry_token import carry
 
         return carry(self, self._hub._session_manager())

@@ -1,5 +1,4 @@
-"""What a session makes of its journal for those who go on with it: a shorter conversation, and a
-briefing."""
+"""Reports from a journal for the next worker: compaction, model context and briefing."""
 
 from __future__ import annotations
 
@@ -41,17 +40,21 @@ if TYPE_CHECKING:
     from ortet.sessions.reader import SessionReader
 
 _BRIEFING_MESSAGES = 10
-"""Messages a briefing may show."""
+"""Highest number of messages in a briefing."""
 _UNSETTLED_STATES = ("begun", "unsettled")
 
 
 def last_compaction(view: SessionReader) -> Compaction | None:
-    """The compaction that stands for all that went out of context."""
+    """Return the last compaction, which covers all messages left out of context, or None."""
     return next(compactions(view.state.core.summary, view.events), None)
 
 
 def plan_compaction(view: SessionReader, keep_last: int, summarise: Summarise) -> Compaction | None:
-    """The record of leaving out all but the last messages; None when that is nothing."""
+    """Return the record that leaves all but the last messages out of context, or None.
+
+    Raises:
+        Conflict: "compacted" if the conversation was compacted concurrently.
+    """
     core = view.state.core
     events = message_events(view.events(core.since))
     gone = select_for_compaction(
@@ -61,7 +64,7 @@ def plan_compaction(view: SessionReader, keep_last: int, summarise: Summarise) -
         return None
     hasher = view.hub.objects.hasher
     past = make_compaction(gone, last_compaction(view), summarise, hasher)
-    if core.aside:  # what lies between is left out too, though the summary does not tell it
+    if core.aside:  # superseded messages in between are left out too, though the summary lacks them
         whole = [one for one in events if past.first <= one.seq <= past.last]
         digest = digest_of(whole, hasher)
         past = msgspec.structs.replace(past, count=len(whole), digest=digest)
@@ -73,7 +76,7 @@ def plan_compaction(view: SessionReader, keep_last: int, summarise: Summarise) -
 
 
 def system_messages(view: SessionReader) -> list[Message]:
-    """System messages that compactions left out: they hold for good."""
+    """Return system messages that compactions left out. They stay valid."""
     past, aside = last_compaction(view), view.state.core.aside
     found: list[Message] = []
     for seq in past.rules if past else ():
@@ -83,8 +86,10 @@ def system_messages(view: SessionReader) -> list[Message]:
 
 
 def unsettled_of(view: SessionReader) -> list[Effect]:
-    """Deeds whose outcome is not known: this mind's, and those that were restored away. Not pure
-    ones, which have none but what they return."""
+    """Return the effects whose outcome is not known, including those that a restore left behind.
+
+    Pure actions are not included: they have no effect but their result.
+    """
     deeds = effect_rows(view.hub.catalog, view.row.family)
     here = {effect.id for effect in view.state.effects}
     mine = (deed.effect for deed in deeds if deed.session == view.id or deed.effect.id in here)
@@ -155,7 +160,7 @@ def briefing_of(view: SessionReader, tokens: int, count: TokenCounter) -> Briefi
 
 
 def _current_effect(effect: Effect, effects: Mapping[str, EffectRow]) -> Effect:
-    """As the family knows it: a deed that was settled elsewhere is settled."""
+    """Return the effect with the state that the family's row has."""
     deed = effects.get(effect.id)
     if deed is None:
         return effect
@@ -169,7 +174,7 @@ def _error(effect: Effect, effects: Mapping[str, EffectRow]) -> str:
 
 
 def _latest(artifacts: Iterable[Artifact]) -> list[Artifact]:
-    """The last version of each, in the order they were made."""
+    """Return the last version of each artifact, in the order they were made."""
     found = {artifact.name: artifact for artifact in artifacts}
     return sorted(found.values(), key=lambda artifact: artifact.seq)
 

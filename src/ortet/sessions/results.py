@@ -1,4 +1,4 @@
-"""What verbs of a session give back, and what of it is recorded."""
+"""Result types of session verbs, and the recorded form of command results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ortet.machines.base import Report, Result
 from ortet.vault.expiry import format_expiry
 
 _RECORDED_CHARS = 32 * 1024
-"""Characters of an output that are recorded from each of its ends."""
+"""Number of characters recorded from each end of an output."""
 
 _SHOWN_DIFFERENCES = 5
 
@@ -25,15 +25,18 @@ MACHINE_PARTS = frozenset({"files", "processes"})
 
 
 class RestoreResult(msgspec.Struct, frozen=True):
-    """Where a session went. `deeds` happened after that point and stay done; `environment` is what
-    surrounds it now and did not then."""
+    """The result of a restore.
+
+    `deeds` are the effects after that commit, which stay done. `environment` are the differences
+    between the environment now and then.
+    """
 
     to: str
     files: Report
     deeds: list[Effect]
-    collaborations: list[Collaboration] = []  # which those deeds made
+    collaborations: list[Collaboration] = []  # made by these effects
     environment: list[EnvironmentDifference] = []
-    secrets: list[UnavailableSecret] = []  # which it refers to, and which cannot be had here now
+    secrets: list[UnavailableSecret] = []  # referred to by the commit and not available here now
 
     def __str__(self) -> str:
         told = f"at {self.to[:12]}"
@@ -56,9 +59,11 @@ class RestoreResult(msgspec.Struct, frozen=True):
 
 
 class UnavailableSecret(msgspec.Struct, frozen=True):
-    """A secret that something of a commit needs and that this host cannot give. `state`: "missing",
-    "expired" (at `expired`, ns since 1970), or "no_key": it was sealed with another host's key.
-    `used`: by what, as "run", "token github", "variable API_KEY"."""
+    """A secret that a commit needs and that this host cannot provide.
+
+    `state` is "missing", "expired" (at `expired`, ns since 1970), or "no_key" if it was sealed with
+    another host's key. `used` says by what: "run", "token github", "variable API_KEY".
+    """
 
     name: str
     state: str
@@ -94,7 +99,7 @@ def check_parts(only: Collection[str] | None) -> frozenset[str]:
 
 
 def record_command_result(result: Result) -> dict[str, Any]:
-    """What is recorded of a command: the ends of a long output."""
+    """Return the recorded form of a command result, with both ends of a long output."""
     told = {
         "exit_code": result.exit_code,
         "stdout": clip_middle(result.stdout),
@@ -104,7 +109,7 @@ def record_command_result(result: Result) -> dict[str, Any]:
 
 
 def parse_command_result(outcome: dict[str, Any]) -> Result:
-    """The reverse; how long it took was not recorded."""
+    """Return a command result from its recorded form. The duration is not recorded."""
     told = outcome["exit_code"], outcome["stdout"], outcome["stderr"]
     return Result(*told, duration=0.0, oom=outcome.get("oom", False))
 

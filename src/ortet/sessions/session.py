@@ -1,4 +1,12 @@
-"""A session: an agent's mind, open for writing. Each verb is one event, durable by its policy."""
+"""The open session: journal, memory, files and lease of one agent session.
+
+`Session` is the entry point of this package. Its verbs come from a chain of mixins; this module has
+the actions, the machine and the life cycle. Each verb appends one or more events through
+`EventWriter`. The durability policy of the profile says when an event reaches the disk.
+
+Invariants: only the holder of the lease writes events; the in-memory state changes only by folding
+events; files and session state are committed together.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +62,10 @@ if TYPE_CHECKING:
 
 
 class Session(KernelsMixin):
-    """Opened and leased. Leaving the `with` block pauses it."""
+    """A session that is open for writing and holds its lease.
+
+    Leaving the `with` block pauses the session.
+    """
 
     def __init__(
         self,
@@ -73,7 +84,8 @@ class Session(KernelsMixin):
         self._writer = writer
         self._branch = branch
         self.held_lease = held_lease
-        self._head_image = loaded.machine  # of the head: the files of a session that has none open
+        # machine image of the head commit; used while no workspace is open
+        self._head_image = loaded.machine
         self._epoch = loaded.epoch
         self._files: Workspace | None = None
         self._effects = EffectLog(sessions.hub, row, writer)
@@ -89,7 +101,8 @@ class Session(KernelsMixin):
         news = (e for e in new if not is_bookkeeping_event(e))
         first = next(news, None)
         self._auto_commit = AutoCommit(profile.commit, self._now())
-        if first is not None and profile.commit.when != "manual":  # else nobody has to read them
+        # a manual policy never reads these events
+        if first is not None and profile.commit.when != "manual":
             self._auto_commit.count_events([first, *news])
         self._participant = OpenSessionParticipant(
             sessions,
@@ -112,7 +125,7 @@ class Session(KernelsMixin):
             f"<Session {self.name!r} of {self.agent}, {self.status}, {self._writer.tip.seq} events>"
         )
 
-    # what it does
+    # actions
 
     def act(
         self,
@@ -126,11 +139,27 @@ class Session(KernelsMixin):
         approve: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Call a function: the intent is durable before, the outcome after, and with a key the deed
-        is done once in all forks.
+        """Call a function and record it as an action.
 
-        With `approve`, the reason to show a human, it waits for `hub.approve`: until then each call
-        is Refused("approval_pending"), here or in the next process.
+        The intent is durable before the call, and the outcome is recorded after it.
+
+        Args:
+            function: the function to call with `args` and `kwargs`.
+            why: the reason, recorded with the action.
+            replay: how the action may be repeated: "pure", "recorded", "idempotent" or "once".
+            key: an idempotency key. An action with a key runs once in its scope.
+            scope: "family" for the session and all its forks, or "timeline".
+            name: the recorded name; by default that of the function.
+            approve: the reason to show to a human. The call then needs `hub.approve` first.
+
+        Returns:
+            The result of the function, or the recorded result if the key was used before.
+
+        Raises:
+            Refused: "approval_pending" while nobody has answered, in this process or the next one;
+                "approval_denied"; "budget_spent".
+            Unsettled: an earlier call with this key has no known outcome.
+            Conflict: another session is running the action with this key.
         """
         with self._action_scope():
             return self._effects.act(
@@ -146,39 +175,44 @@ class Session(KernelsMixin):
             )
 
     def request_approval(self, what: str, *, why: str = "") -> str:
-        """Ask a human to allow something; returns the id. `s.approvals()` has the answer."""
+        """Ask a human for an approval and return its id. Read the answer with `approvals()`."""
         self._check_open()
         self._participant.dirty = True
         return self._effects.approvals.ask(what, why=why)
 
-    # what it did
+    # reading
 
     def events(self, after: int = 0, upto: int | None = None) -> Iterator[Event]:
+        """Return the events in order, including buffered ones; see `SessionReader.events`."""
         self._writer.flush()
         return super().events(after, upto)
 
     def _flush_writes(self) -> None:
         self._writer.flush()
 
-    # in its machine
+    # machine and files
 
     @property
     def machine(self) -> Workspace:
-        """The files and processes of this session; started at first use.
+        """Return the workspace with the files and processes of this session.
 
-        One that has no directory gets private files of its own then, empty at first.
+        The machine starts at first use. A session without a directory then gets an empty private
+        workspace.
         """
         self._check_open()
         return self._workspace() or self._create_scratch_workspace()
 
     @property
     def attached_files(self) -> Workspace | None:
-        """The same if it was used since the session was opened; starts nothing."""
+        """Return the workspace if this handle has already opened it, otherwise None.
+
+        Starts nothing.
+        """
         return self._files
 
     @property
     def path(self) -> Path:
-        """Where the host can read its files."""
+        """Return the directory where the host can read the files of the session."""
         return self.machine.path
 
     def run(
@@ -191,8 +225,25 @@ class Session(KernelsMixin):
         scope: KeyScope | None = None,
         **options: Any,
     ) -> Result:
-        """Run a command in the machine; its output and exit code are the action's outcome, and with
-        a key it runs once in all forks."""
+        """Run a command in the machine and record it as an action.
+
+        Output and exit code are the outcome of the action. A str goes to `sh -c`; a list is
+        executed.
+
+        Args:
+            command: the command to run.
+            why: the reason, recorded with the action.
+            replay: how the command may be repeated: "pure", "recorded", "idempotent" or "once".
+            key: an idempotency key. A command with a key runs once in its scope.
+            scope: "family" for the session and all its forks, or "timeline".
+            **options: options of `Workspace.run`, for example timeout or secrets.
+
+        Returns:
+            The result, with `exit_code`, `stdout` and `stderr`.
+
+        Raises:
+            Refused: "budget_spent" if the budget is used up.
+        """
         from ortet.machines.command import check_run
 
         check_run(command, **options)
@@ -215,7 +266,10 @@ class Session(KernelsMixin):
         return result
 
     def _start_machine(self) -> None:
-        """Killed while the machine starts, no command was begun."""
+        """Start the machine before the intent is written.
+
+        A crash here leaves no dangling action.
+        """
         _ = self.machine
 
     def _redacted(self, result: Result, options: Mapping[str, Any]) -> Result:
@@ -247,20 +301,25 @@ class Session(KernelsMixin):
         return files
 
     def attach_files(self, files: Workspace) -> None:
-        """These are its files: they are committed and restored with its mind."""
+        """Use `files` as the workspace of this session. They are committed and restored with it."""
         self._files = files
         files.participant, files.generated_directory = self._participant, self.generated_directory
-        _ = self._session_variables  # what this process changes from now on is a change
+        # take the baseline: later changes of the process environment count as changes
+        _ = self._session_variables
 
-    # its life
+    # life cycle
 
     def pause(self, why: str = "") -> None:
-        """Let go of it: another process, here or elsewhere, may go on."""
+        """Pause the session and release its lease, so that any process can open it."""
         self._end(PAUSED, why)
 
     def close(self, why: str = "") -> None:
-        """It is done: its name stays taken, and it can be read and archived. Where its profile says
-        `audit`, the chain is verified before: Corrupt, and it stays as it was."""
+        """End the session. Its name stays taken; it can still be read and archived.
+
+        Raises:
+            Corrupt: the profile says `audit` and the event chain is damaged. The status does not
+                change.
+        """
         self._check_chain()
         self._end(CLOSED, why)
 
@@ -276,51 +335,52 @@ class Session(KernelsMixin):
             self._budget.settle()
             if status == CLOSED:
                 self._record_last_episode(why)
-            if status != self.status:  # one that is lent is paused already
+            if status != self.status:  # a session in the pool is already paused
                 self._set_status(status, why)
             self._flush_and_cache()
             if status == CLOSED:
                 self._publish(self._writer.tip.seq)
         except Refused:
-            pass  # another process has taken over: it is no longer ours to pause
+            pass  # another process holds the lease now, so the status is not ours to set
         finally:
             self.abandon()
 
     def _record_last_episode(self, why: str) -> None:
-        """The last episode: what happened since the one before."""
-        with suppress(Corrupt):  # an event that is damaged, which `verify` tells, keeps none open
+        """Record the last episode: the events since the previous episode."""
+        # a damaged event, which `verify` reports, must not prevent the close
+        with suppress(Corrupt):
             events = self.events(last_episode_seq(self))
             told = episode_data(self, self._new_id(), cause="closed", events=events, outcome=why)
             if told is not None:
                 self._writer.add(self._draft("episode", told))
 
     def archive(self, why: str = "") -> ArchiveRecord:
-        """Let go of it and put it away in one bundle; `hub.unarchive` brings it back."""
+        """Pause the session and move it into one bundle. `hub.unarchive` restores it."""
         self.pause(why)
         return self._hub.archive(self.id, why)
 
     def set_status(self, status: str, why: str, *, rows: Sequence[RowChange]) -> None:
-        """Another state, written together with these rows."""
+        """Change the status and write `rows` in the same transaction."""
         self._set_status(status, why, rows)
 
     def drain_inbox(self) -> None:
-        """What others left for it, into the journal."""
+        """Append the entries that other processes left in the inbox to the journal."""
         self._drain_inbox()
 
     def release(self) -> None:
-        """Give the lease back and leave the state as it is."""
+        """Flush, release the lease and keep the status. Writes no lifecycle event."""
         try:
             self._flush_and_cache()
         finally:
             self.abandon()
 
     def _flush_and_cache(self) -> None:
-        """All of it is durable, and at hand for whoever goes on."""
+        """Make all events durable and cache the state for the next open."""
         self._writer.close()
         cache_writer_state(self._sessions, self._writer, self._epoch)
 
     def abandon(self) -> None:
-        """The same for one that could not be opened: what is not durable yet is not recorded."""
+        """Release the lease and drop events that are not durable yet."""
         self._writer.drop()
         self._sessions.release(self)
         if self._files is not None:
@@ -336,7 +396,16 @@ class Session(KernelsMixin):
         self._row = self._participant.row = row
 
     def whatif(self, at: int, *, machine: bool = True, **change: Any) -> Session:
-        """Another session, as if event `at` had had this `message`, `result` or `error`."""
+        """Create a session in which event `at` had another content.
+
+        Args:
+            at: the sequence number of the event to change.
+            machine: fork the files too.
+            **change: one of `message`, `result` or `error`: the new content.
+
+        Returns:
+            The new session. This session does not change.
+        """
         from ortet.sessions.history.whatif import whatif
 
         self._check_open()
@@ -344,37 +413,44 @@ class Session(KernelsMixin):
         return whatif(self._sessions, self, at, machine=machine, **change)
 
     def close_dangling_effects(self) -> None:
-        """Every action that was begun has an end."""
+        """Record an outcome for each action that has an intent but no outcome."""
         self._effects.close_dangling()
 
     def close_tool_calls(self) -> None:
-        """Every tool call has a result: else a model API would refuse the conversation."""
+        """Add a result for each tool call that has none.
+
+        Model APIs refuse a call without a result.
+        """
         if calling := self._state.core.calling:
             self._participant.dirty = True
             self._writer.add(*(lost_result(call, self._hub.author) for call in calling))
 
     def activate(self, alive_until: int = 0) -> None:
-        """It is being worked on, by this process. `alive`: until when the one before surely was."""
+        """Set the status to active and repair what a killed process left behind.
+
+        Args:
+            alive_until: the time until which the previous holder was certainly alive.
+        """
         killed = self.status == ACTIVE
         if killed:
             self._budget.count_lost_time(alive_until)
         self._set_status(ACTIVE, "")
         if self._row.path and pending_restore(self._hub.catalog, self._row.branch) is not None:
-            self._workspace()  # which brings back files that a killed process had moved
+            # opening the workspace completes or rolls back the interrupted restore
+            self._workspace()
         self.close_dangling_effects()
         self.close_tool_calls()
         self._drain_inbox()
         self._publish()
 
-    # inside
+    # private
 
     def _drain_inbox(self) -> None:
-        """What others left for it, into the journal."""
         if self._inbox.drain():
             self._participant.dirty = True
 
     def _switch_timeline(self, row: SessionRow) -> None:
-        """It went elsewhere: another timeline, another mind."""
+        """Use the timeline and the state that the writer has switched to."""
         self._row = row
         self._event_log, self._state = self._writer.event_log, self._writer.state
         self._effects = EffectLog(self._hub, row, self._writer)
@@ -383,7 +459,7 @@ class Session(KernelsMixin):
 
     def _on_moved(self, row: SessionRow) -> None:
         self._switch_timeline(row)
-        self.close_tool_calls()  # of a commit that was made between a call and its result
+        self.close_tool_calls()  # the commit may lie between a call and its result
 
     def _add(self, kind: str, data: Mapping[str, Any], *, version: int = 1) -> Event:
         self._begin_change()

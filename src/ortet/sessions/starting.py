@@ -1,4 +1,4 @@
-"""What a session begins with, and where."""
+"""How a session starts: location of its files, initial content, limits and checks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FilesLocation(msgspec.Struct, frozen=True):
     network: str | None = None
 
     def check(self, hub: Hub) -> None:
-        """Unsupported before there is a session whose machine this host cannot start."""
+        """Raise Unsupported if this host cannot run the engine, before a session is created."""
         if self.engine == "criu":
             hub.check_engine(self.engine)
 
@@ -49,8 +49,11 @@ NO_FILES = FilesLocation()
 
 
 class InitialContent(msgspec.Struct, frozen=True):
-    """What a session begins with. `rows` are written with it; `family`: the one it belongs to;
-    `spent`: what it has used up of its budget elsewhere."""
+    """The initial content of a session.
+
+    `rows` are written in the same transaction. `family` is the family that it joins, and `spent`
+    are amounts that it has spent in another store.
+    """
 
     drafts: Sequence[Draft] = ()
     rows: Callable[[SessionRow], Sequence[RowChange]] = lambda _: ()
@@ -63,7 +66,7 @@ NO_INITIAL_CONTENT = InitialContent()
 
 
 def check_fits(row: SessionRow, location: FilesLocation, parent: str) -> None:
-    """Conflict unless a session can be gone on with, there and for that parent."""
+    """Raise Conflict unless the session can be opened at this location and for this parent."""
     if row.status in (CLOSED, ARCHIVED):
         back = "bring it back with hub.unarchive or `ortet unarchive`, "
         raise Conflict(
@@ -89,8 +92,10 @@ def check_fits(row: SessionRow, location: FilesLocation, parent: str) -> None:
 def apply_limits(
     workspace_table: WorkspaceTable, row: SessionRow, location: FilesLocation
 ) -> SessionRow:
-    """A session with the limits and network that it is opened with, if any; its machine too. Whose
-    directory is named goes on in that of this host."""
+    """Return the row with the limits, network and host that the session is opened with.
+
+    Its workspace gets them too. If a directory is given, the session moves to that of this host.
+    """
     row = msgspec.structs.replace(row, host=_host(workspace_table, row, location))
     limits, network = location.limits, location.network
     if limits is None and network is None:
@@ -108,7 +113,7 @@ def apply_limits(
 
 
 def _host(workspace_table: WorkspaceTable, row: SessionRow, location: FilesLocation) -> str:
-    """Of its directory, which earlier releases did not record."""
+    """Return the host of the directory, which earlier releases did not record."""
     if location.path and row.host != workspace_table.host:
         workspace_table.move_to_this_host(row.branch)
         return workspace_table.host
@@ -117,7 +122,7 @@ def _host(workspace_table: WorkspaceTable, row: SessionRow, location: FilesLocat
 
 
 def open_first_workspace(hub: Hub, row: SessionRow) -> Workspace:
-    """The workspace at a session's directory, which was none yet."""
+    """Open the workspace at the directory of a session that has none yet."""
     hub.check_local_host(row.name, row.host)
     return hub.workspace(
         row.path,
@@ -130,7 +135,11 @@ def open_first_workspace(hub: Hub, row: SessionRow) -> Workspace:
 
 
 def budget_parent(session_table: SessionTable, parent: str) -> str:
-    """The family inside whose budget a session lies that works for `parent`."""
+    """Return the family whose budget contains that of a session working for `parent`.
+
+    Raises:
+        Conflict: "session_closed" if the parent is closed or archived.
+    """
     if not parent:
         return ""
     row = session_table.get(parent)

@@ -1,4 +1,7 @@
-"""What a swarm is asked for and gives back; `config` hands the hub who runs it."""
+"""Request and result types of swarms, and the protocol of the runner.
+
+`config` gives the hub a `SwarmRunner`, so that sessions do not import `swarm`.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ if TYPE_CHECKING:
     from ortet.sessions.session import Session
 
 Task = Callable[["Session", int], Any] | str | Sequence[str]
-"""A function, called with the fork and the number of the attempt, or a command for its machine."""
+"""An importable function called with the fork and the attempt number, or a command."""
 
 AttemptState = Literal["waiting", "running", "done", "failed", "stopped"]
-"""Of an attempt. Stopped: it was not to be ended, or begun, as enough was found."""
+"""State of an attempt. "stopped" means not started or cancelled, because enough was found."""
 
 Losers = Literal["drop", "keep"]
 Interrupted = Literal["again", "count"]
@@ -33,10 +36,10 @@ class Attempt(msgspec.Struct, frozen=True):
     i: int
     state: AttemptState = "waiting"
     score: float | None = None
-    session: str = ""  # the name of its fork, which is gone when it was dropped
+    session: str = ""  # name of its fork, which no longer exists if it was dropped
     id: str = ""
-    commit: str = ""  # what it ended with; in the reflog when it was dropped
-    value: Any = None  # what the task returned, where that is plain data
+    commit: str = ""  # its last commit; in the reflog if it was dropped
+    value: Any = None  # result of the task, if that is plain data
     reason: str = ""  # "error", "score", "crash", "timeout", "budget", "stopped", "lost", ...
     error: str = ""
     seconds: float = 0.0
@@ -45,12 +48,14 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class SwarmResult(msgspec.Struct, frozen=True):
-    """A swarm as it is now. `contradictions` are between what its session knows and what was
-    harvested: both are known now."""
+    """A swarm as it is now.
+
+    `contradictions` are those between facts of its session and harvested facts. Both are kept.
+    """
 
     name: str
     session: str
-    commit: str  # where all attempts began
+    commit: str  # the commit where all attempts started
     state: str  # "running", "chosen", "kept", "harvested", "finished"
     attempts: list[Attempt] = []
     kept: list[int] = []  # best first
@@ -60,20 +65,22 @@ class SwarmResult(msgspec.Struct, frozen=True):
 
     @property
     def ranked(self) -> list[Attempt]:
-        """Those with a score, best first; of equals, the one that was numbered first."""
+        """Return the attempts with a score, best first, and by number if equal."""
         scored = [one for one in self.attempts if one.score is not None]
         return sorted(scored, key=lambda one: (-(one.score or 0.0), one.i))
 
     @property
     def best(self) -> Attempt | None:
+        """Return the attempt with the highest score, or None."""
         return next(iter(self.ranked), None)
 
     @property
     def winners(self) -> list[Attempt]:
-        """Those that were kept, best first."""
+        """Return the kept attempts, best first."""
         return [self.attempts[i] for i in self.kept]
 
     def count(self, state: AttemptState) -> int:
+        """Return the number of attempts in a state."""
         return sum(one.state == state for one in self.attempts)
 
 
@@ -81,8 +88,11 @@ ProgressCallback = Callable[[SwarmResult], object]
 
 
 class SwarmStopSignal:
-    """A word to whoever drives a swarm, from any thread: `stop` when enough was found, `leave` when
-    it is to let go, so that another can go on with it. The first word counts."""
+    """Lets any thread end a running swarm.
+
+    `stop` ends the swarm because enough was found. `detach` leaves it so that another process can
+    continue it. The first call counts.
+    """
 
     def __init__(self) -> None:
         self.request: Literal["", "stop", "leave"] = ""
@@ -99,13 +109,15 @@ class SwarmStopSignal:
                 os.close(end)
 
     def fileno(self) -> int:
-        """Can be read once there is a word."""
+        """Return a file descriptor that is readable after a request."""
         return self._pipe_fds[0]
 
     def stop(self) -> None:
+        """End the swarm with the attempts that are done."""
         self._set_request("stop")
 
     def detach(self) -> None:
+        """Leave the swarm, so that another process can continue it."""
         self._set_request("leave")
 
     def _set_request(self, request: Literal["stop", "leave"]) -> None:
@@ -116,7 +128,7 @@ class SwarmStopSignal:
 
 
 class SwarmRequest(msgspec.Struct, frozen=True):
-    """What a caller asks of a swarm, as given; see Session.swarm."""
+    """The arguments of `Session.swarm`, unchecked."""
 
     task: Any = None
     n: Any = 8
@@ -138,31 +150,31 @@ class SwarmRequest(msgspec.Struct, frozen=True):
 
 
 class SwarmRunner(Protocol):
-    """Runs swarms; `config` hands one to the hub, so that sessions need not know how."""
+    """Runs swarms. `config` gives one to the hub, so that sessions do not import `swarm`."""
 
     def run(self, session: Session, wish: SwarmRequest) -> SwarmResult:
-        """See Session.swarm."""
+        """Run a swarm; see `Session.swarm`."""
         ...
 
     def all(self, session: SessionReader) -> list[SwarmResult]:
-        """The swarms of a session, oldest first, as they are now."""
+        """Return the swarms of a session, oldest first, as they are now."""
         ...
 
     def get(self, session: SessionReader, name: str) -> SwarmResult:
-        """NotFound("no_swarm") when it has none of this name."""
+        """Return one swarm. Raise NotFound("no_swarm") if the session has none of this name."""
         ...
 
 
 def swarm_rows(session: str) -> str:
-    """The kind of rows that hold the swarms of a session."""
+    """Return the row kind of the swarms of a session."""
     return f"swarm/{session}"
 
 
 def swarm_topic(session: str) -> str:
-    """What whoever waits for news of the swarms of a session listens to."""
+    """Return the signal topic for changes of the swarms of a session."""
     return f"swarm:{session}"
 
 
 def attempt_rows(swarm: str) -> str:
-    """The kind of rows that hold the attempts of a swarm."""
+    """Return the row kind of the attempts of a swarm."""
     return f"attempt/{swarm}"

@@ -1,4 +1,4 @@
-"""The life of a session: which moves are legal, and the row that says where it stands."""
+"""The table of sessions: catalog rows, names, and the legal changes of status."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ LEGAL: dict[str, tuple[str, ...]] = {
     CLOSED: (ARCHIVED,),
     ARCHIVED: (PAUSED, CLOSED),
 }
-"""From each state to which. Active to active: the one who held it died, and another goes on."""
+"""Legal status changes. Active to active: the holder died and another process takes over."""
 
 _MAX_NAME_LENGTH = 4000
-"""Characters of a name there is: a fork of a fork of a fork has a longer one than can be given."""
+"""Highest length of an existing name. Names of nested forks exceed the limit for new names."""
 
 _FIRST_PAGE, _PAGE_SIZE = 16, 1000
-"""Names of forks that are read at once: at first, and where there are more."""
+"""Number of fork names read at once: the first page, and further pages."""
 
 SCRATCH_FILES = "room"
-"""`files` of a session without a directory, since its machine was used."""
+"""Value of `files` of a session without a directory whose machine has been used."""
 
 PENDING_APPROVALS = "approval-asks"
-"""Rows of this kind, by session id: a human may be asked for something there; see asking.py."""
+"""Row kind by session id: a human may be asked for approval there; see actions/asking.py."""
 
 _AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*(?:/[A-Za-z0-9][A-Za-z0-9._@+-]*)*\Z")
@@ -47,7 +47,7 @@ class _HasId(Protocol):
 
 
 class SessionRow(msgspec.Struct, frozen=True):
-    """A session. A map, so that later releases may add keys."""
+    """One session. Stored as a map, so that later releases may add keys."""
 
     id: str
     name: str
@@ -57,23 +57,23 @@ class SessionRow(msgspec.Struct, frozen=True):
     status: str
     created: int
     family: str  # id of the first session of all its forks
-    parent: str = ""  # id of the session it was forked from, or works for
-    sealed: bytes = b""  # the Journal its timeline began with: of the commit it was forked at
-    path: str = ""  # its workspace
+    parent: str = ""  # id of the session that it was forked from, or works for
+    sealed: bytes = b""  # Journal with which its timeline started: of the commit it was forked at
+    path: str = ""  # directory of its workspace
     engine: str = "auto"
     files: str = ""
     profile: str = ""
-    limits: dict[str, Any] | None = None  # of its live machine, as they were given
-    network: str | None = None  # the same
-    # what it knows of shared memories: as that Memory says, b"" nothing, None all there is
+    limits: dict[str, Any] | None = None  # of its live machine, as given
+    network: str | None = None  # of its live machine, as given
+    # shared facts that it sees: those of this Memory, b"" none, None the newest
     beliefs: bytes | None = None
-    scopes: list[str] = []  # shared memories that it was opened with
-    host: str = ""  # that `path` is of
-    version: int = 0  # of the row; not stored
+    scopes: list[str] = []  # shared scopes that it was opened with
+    host: str = ""  # host of `path`
+    version: int = 0  # version of the row; not stored
 
     @property
     def has_files(self) -> bool:
-        """It works in a directory, or has used a machine of its own."""
+        """True if the session works in a directory or has used a scratch workspace."""
         return bool(self.path) or self.files == SCRATCH_FILES
 
 
@@ -82,10 +82,11 @@ class SessionTable:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._fork_counters: dict[str, int] = {}  # by session id: the greatest number seen
+        self._fork_counters: dict[str, int] = {}  # highest fork number seen, by session id
         self._paths = TimelinePaths(catalog)
 
     def get(self, id_: str) -> SessionRow:
+        """Return a session by id. Raise NotFound("no_session") if there is none."""
         row = self._catalog.row("session", id_) if id_ else None
         if row is None:
             raise no_session(id_)
@@ -93,7 +94,7 @@ class SessionTable:
 
     @contextmanager
     def reading(self, id_: str) -> Iterator[SessionRow]:
-        """NotFound("no_session") also where it is removed in the middle of the block."""
+        """Yield the row. Raise NotFound("no_session") also if it is removed during the block."""
         row = self.get(id_)
         try:
             yield row
@@ -102,17 +103,18 @@ class SessionTable:
             raise
 
     def has(self, id_: str) -> bool:
-        """At this moment: others remove sessions."""
+        """Return True if the session exists now. Other processes may remove it."""
         return self._catalog.row("session", id_) is not None
 
     def find(self, agent: str, name: str) -> SessionRow | None:
+        """Return a session by agent and name, or None."""
         row = self._catalog.row(
             "session-name", _key(check_agent(agent), check_session(name, _MAX_NAME_LENGTH))
         )
         return self.get(row.value.decode()) if row else None
 
     def resolve(self, session: str | _HasId) -> str:
-        """The id of a session that is given itself, by id, by name, or as agent/name."""
+        """Return the id of a session given as an object, an id, a name or agent/name."""
         word = session if isinstance(session, str) else getattr(session, "id", None)
         if not isinstance(word, str):
             raise Invalid("bad_session", f"{session!r} is no session: give one, its name or its id")
@@ -124,7 +126,7 @@ class SessionTable:
         return word
 
     def all(self) -> list[SessionRow]:
-        """Oldest first, forks of one moment as they were counted."""
+        """Return all sessions, oldest first, forks of the same time by number."""
         found: list[SessionRow] = []
         after = ""
         while page := self._catalog.rows("session", after):
@@ -135,18 +137,24 @@ class SessionTable:
         return sorted(found, key=lambda row: (row.created, len(row.name), row.name))
 
     def paths(self, rows: Sequence[SessionRow]) -> Iterator[tuple[SessionRow, list[TimelineSpan]]]:
-        """The timelines that sessions are made of, as `Line.path` has them, of many at once."""
+        """Return the timeline spans of many sessions; see `EventLog.timeline_spans`."""
         return zip(rows, self._paths.to_ends([row.timeline for row in rows]), strict=True)
 
     def resolve_visible(self, word: str, sees: Callable[[str], bool]) -> SessionRow:
-        """As `meant`, of the agents to be seen; a name that is no default agent's may be that of
-        the only one who has it."""
+        """Return the session that a word means, among agents that `sees` allows.
+
+        A name without an agent may also be that of the only visible session of this name.
+
+        Raises:
+            NotFound: "no_session" if there is none, or it is not visible.
+            Conflict: "ambiguous" if several sessions have the name.
+        """
         with suppress(NotFound):
             if sees((row := self.get(self.resolve(word))).agent):
                 return row
         agent, _, rest = word.partition("/")
         if rest and sees(agent) and (theirs := self.find(agent, rest)) is not None:
-            return theirs  # another's is called agent/name as a whole, and not to be seen
+            return theirs  # an invisible session may have the same text as its name
         found = [row for row in self.all() if row.name == word and sees(row.agent)]
         if len(found) > 1:
             named = ", ".join(f"{row.id} of {row.agent}" for row in found[:5])
@@ -157,7 +165,10 @@ class SessionTable:
 
     @staticmethod
     def insert_changes(row: SessionRow) -> list[RowChange]:
-        """The changes that make a session; Conflict("row_moved") when name or branch is taken."""
+        """Return the changes that create a session.
+
+        Conflict("row_moved") if name or branch is taken.
+        """
         id_ = row.id.encode()
         return [
             RowChange("session-name", _key(row.agent, row.name), id_, expect=0),
@@ -166,7 +177,7 @@ class SessionTable:
         ]
 
     def find_by_branch(self, branch: str) -> SessionRow | None:
-        """The session that commits to a branch."""
+        """Return the session that commits to a branch, or None."""
         row = self._catalog.row("session-branch", branch)
         return self.get(row.value.decode()) if row else None
 
@@ -176,21 +187,24 @@ class SessionTable:
 
     @staticmethod
     def move_changes(old: SessionRow, new: SessionRow) -> list[RowChange]:
-        """It goes on elsewhere. The timeline that it leaves stays its own: who erases the session
-        has to find what it said there."""
+        """Return the changes that move a session to another timeline.
+
+        The old timeline is recorded, so that an erasure of the session finds its events.
+        """
         return [
             SessionTable.update_change(new),
             RowChange(_former_timelines_kind(old.id), old.timeline, b""),
         ]
 
     def former_timelines(self, id_: str) -> set[str]:
-        """Timelines that a session made and was restored away from."""
+        """Return the timelines that a session has left by a restore."""
         found: list[str] = []
         while page := self._catalog.rows(_former_timelines_kind(id_), found[-1] if found else ""):
             found += [row.key for row in page]
         return set(found)
 
     def delete_changes(self, row: SessionRow) -> list[RowChange]:
+        """Return the row changes that remove a session."""
         return [
             *(
                 RowChange(_former_timelines_kind(row.id), timeline, None)
@@ -204,12 +218,14 @@ class SessionTable:
         ]
 
     def is_taken(self, agent: str, name: str) -> bool:
+        """Return True if the agent has a session of this name."""
         return self._catalog.row("session-name", _key(agent, name)) is not None
 
     def free_forks(self, row: SessionRow, n: int, *, refresh: bool = False) -> list[str]:
-        """Names for forks: NAME/1, NAME/2, ... behind the greatest there is.
+        """Return names for forks: NAME/1, NAME/2, ... after the highest in use.
 
-        Looked up once: a name that another process took since is a Conflict, then ask `anew`.
+        The highest number is cached. If another process has taken a name, the insert fails with
+        Conflict; then call again with `refresh`.
         """
         if refresh or row.id not in self._fork_counters:
             self._fork_counters[row.id] = self._last_fork(row)
@@ -223,7 +239,7 @@ class SessionTable:
             0,
             prefix,
             _FIRST_PAGE,
-        )  # most have no forks, and other sessions behind them
+        )  # most sessions have no forks, so the first page is small
         while page := self._catalog.rows("session-name", after, limit):
             for found in page:
                 rest = found.key.removeprefix(prefix)
@@ -238,7 +254,7 @@ class SessionTable:
 
 
 def no_session(word: str) -> NotFound:
-    """The same for one that is not there and one that the asker may not know of."""
+    """Return one error for both a missing session and one that the caller may not see."""
     return NotFound("no_session", f"there is no session {word!r}: `ortet session ls` lists them")
 
 
@@ -247,7 +263,7 @@ def _former_timelines_kind(id_: str) -> str:
 
 
 def check_move(name: str, old: str, new: str) -> None:
-    """Conflict unless a session may go from one state to the other."""
+    """Raise Conflict unless the status may change in this way."""
     if new not in LEGAL[old]:
         ways = " or ".join(LEGAL[old])
         raise Conflict(

@@ -1,4 +1,7 @@
-"""Moments as people and programs give them."""
+"""Parsing of times that people and programs give.
+
+It is a module of its own because verbs of sessions, hub queries and the server share it.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,23 @@ from typing import Any
 from ortet.errors import Invalid
 
 Moment = date | str | int | float
-"""A datetime, a date (its first moment), either of them in ISO 8601, seconds since 1970, or ns as
-commits and events have them."""
+"""A datetime, a date (its first moment), ISO 8601 text, seconds since 1970, or ns as in events."""
 
 _MIN_NS = 10**14
-"""Whole numbers from here on are ns: as seconds they would be in the year three million."""
+"""Integers from here on are ns. As seconds they would lie in the year three million."""
 _MAX_NS = 2**63 - 1
-"""What is recorded and indexed, in 2262: who says 9999-12-31 means no end, and gets this."""
+"""Highest time that can be stored and indexed, in 2262. Later times, such as 9999-12-31, get it."""
 
 
 def ns_of(name: str, value: Moment | None) -> int:
-    """In ns since 1970, 0 for None and nothing else. A moment without a zone is UTC."""
+    """Return ns since 1970, or 0 for None only. A time without a zone is UTC.
+
+    Args:
+        name: the argument name for the error message.
+
+    Raises:
+        Invalid: "bad_time" if the value is no time.
+    """
     if value is None:
         return 0
     return min(max(_ns(name, value), -_MAX_NS), _MAX_NS) or 1

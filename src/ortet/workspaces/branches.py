@@ -1,4 +1,4 @@
-"""What happens to a workspace when its branch is renamed or deleted."""
+"""Rename and delete branches, together with the workspaces on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ortet.ids import Oid
 
 
 def rename(hub: Hub, old: str, new: str) -> Oid:
-    """Give a branch, and the workspace that works on it, another name; returns where it points."""
+    """Rename a branch and its workspace. Return the commit that it points to."""
     head = _require_head(hub, old)
     _refuse_if_session(hub, old, "renamed")
     row = hub.workspace_table.get(old)
@@ -30,7 +30,7 @@ def rename(hub: Hub, old: str, new: str) -> Oid:
 
 
 def delete(hub: Hub, name: str) -> Oid:
-    """Delete a branch no workspace works on; its commits stay in the reflog until that expires."""
+    """Delete a branch without a workspace. Its commits stay in the reflog until that expires."""
     head = _require_head(hub, name)
     if hub.workspace_table.get(name):
         raise Refused(
@@ -42,7 +42,7 @@ def delete(hub: Hub, name: str) -> Oid:
 
 
 def _refuse_if_session(hub: Hub, name: str, done: str) -> None:
-    """The head of a session is where its branch points."""
+    """Raise Refused if a session works on the branch: the branch is the head of the session."""
     row = hub._session_manager().table.find_by_branch(name)
     if row is not None:
         raise Refused(

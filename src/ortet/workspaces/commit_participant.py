@@ -1,4 +1,14 @@
-"""Who goes with a workspace's files when they are committed or restored: a mind, or nobody."""
+"""The contract between a workspace and the session state that is committed with its files.
+
+A `CommitParticipant` takes part in each commit and each restore of a workspace. An open session
+uses `OpenSessionParticipant`; a session that this process has not opened uses
+`DetachedSessionParticipant`. A workspace without a session uses `NoParticipant`.
+
+Order of calls:
+
+- commit: `seal_journal`, `seal_memory`, then `committed` after the branch has moved;
+- restore: `begin_restore`, then `prepare_move` and `finish_move`, or `abort_restore` on failure.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +22,7 @@ from ortet.ids import Oid
 
 
 class TransactionExtras(msgspec.Struct, frozen=True):
-    """What has to be written in the transaction that moves a branch."""
+    """Catalog changes to write in the same transaction that moves a branch."""
 
     lease: Lease | None = None
     rows: list[RowChange] = []
@@ -24,52 +34,65 @@ class TransactionExtras(msgspec.Struct, frozen=True):
 NO_EXTRAS = TransactionExtras()
 
 BranchExtras = Callable[[Sequence[str]], TransactionExtras]
-"""What is to be written with new branches, by their names."""
+"""Return the catalog changes that belong to new branches, given the names of these branches."""
 
 
 class CommitParticipant(Protocol):
-    """Who goes with a workspace's files."""
+    """Session state that is committed and restored together with the files of a workspace."""
 
     def seal_journal(self, head_journal: bytes) -> bytes:
-        """The Journal for a commit that is about to be made; `head` is that of the head."""
+        """Store the new events and return the Journal record id for the commit being made.
+
+        Args:
+            head_journal: the Journal of the head commit. It is returned if there is nothing new.
+        """
         ...
 
     def seal_memory(self, head_memory: bytes) -> bytes:
-        """The Memory for that commit, asked after its journal; `head` is that of the head."""
+        """Return the Memory record id for the same commit. Called after `seal_journal`.
+
+        Args:
+            head_memory: the Memory of the head commit. It is returned if there is nothing new.
+        """
         ...
 
     def committed(self) -> None:
-        """That commit is the head now."""
+        """Accept that the commit being made is now the head."""
         ...
 
     def begin_restore(self, safety: Oid) -> None:
-        """The files are about to leave the commit `safety`: until the branch has followed them, a
-        kill leaves files its mind does not know, and whoever opens them next brings them back."""
+        """Record durably that the files are about to leave the commit `safety`.
+
+        If the process dies before the branch moves, the next open restores the files to `safety`.
+        """
         ...
 
     def abort_restore(self) -> None:
-        """They have not gone: they are those of `safety` again."""
+        """Remove the pending-restore record: the files are those of `safety` again."""
         ...
 
     def prepare_move(self, target: Oid) -> TransactionExtras:
-        """The branch is about to go to another commit."""
+        """Return the changes to write in the transaction that moves the branch to `target`."""
         ...
 
     def finish_move(self) -> None:
-        """It has gone there."""
+        """Switch the in-memory state to the new position: the branch has moved."""
         ...
 
     def lease(self) -> Lease | None:
-        """What a move of the branch has to show."""
+        """Return the lease that a move of the branch must present, or None."""
         ...
 
     def variables(self) -> Mapping[str, str | None]:
-        """What commands are given over this process's environment; None unsets."""
+        """Return the environment variables to set for commands. None unsets a variable."""
         ...
 
 
 class NoParticipant:
-    """A workspace without a session: a mind that a commit holds is carried along."""
+    """Participant of a workspace without a session.
+
+    A commit keeps the journal and memory of the head commit unchanged.
+    """
 
     def seal_journal(self, head_journal: bytes) -> bytes:
         return head_journal
@@ -80,7 +103,7 @@ class NoParticipant:
     def committed(self) -> None: ...
 
     def begin_restore(self, safety: Oid) -> None:
-        del safety  # without a mind, files of before or after are all there is to be right
+        del safety  # no session state can disagree with the files, so nothing is recorded
 
     def abort_restore(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What a hub does to make copies of workspaces: branches with machines of their own."""
+"""Forking of workspaces: new branches with machines of their own."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from ortet.hub.hub import Hub
 
 _TRIES = 100
-"""How often names that another process was faster to take are replaced by the next."""
+"""Number of attempts to find free names while other processes take names."""
 
 
 class ForkRequest(NamedTuple):
-    """Copies that are asked for, see Copying.fork_with."""
+    """A request for forks, see `WorkspaceForksMixin.fork_with_extras`."""
 
     row: WorkspaceRow
     point: Oid
@@ -39,7 +39,7 @@ class ForkRequest(NamedTuple):
 
 
 class WorkspaceForksMixin:
-    """The part of Hub that forks."""
+    """The part of Hub that forks workspaces."""
 
     @property
     def _hub(self) -> Hub:
@@ -53,12 +53,17 @@ class WorkspaceForksMixin:
         n: int,
         ids: Sequence[str] = (),
     ) -> list[Workspace]:
-        """n private workspaces at a commit, all or none; with `machine`, it has just settled it."""
+        """Create n private workspaces at a commit, all or none.
+
+        Args:
+            machine: the machine that has just committed `point`; None if there is none.
+            ids: ids of announced machines.
+        """
         named = machine is None
         return self.fork_with_extras(row, machine, point, n, ids=ids, may_be_unreferenced=named)[0]
 
     def announce_forks(self, row: WorkspaceRow, machine: Machine, n: int) -> list[str]:
-        """Tell a machine that forks of its next image will be asked for; returns their ids."""
+        """Announce forks of the machine's next image and return their ids."""
         hub = self._hub
         ids = [hub.new_id() for _ in range(n)]
         if row.files == "private" and row.forks in ("", machine.engine):
@@ -95,9 +100,21 @@ class WorkspaceForksMixin:
         ids: Sequence[str] = (),
         may_be_unreferenced: bool = False,
     ) -> tuple[list[Workspace], list[Lease]]:
-        """The same, named by `tails` and with machines of these `ids` if given; what `minds` says
-        for these branches is written with them, and what it claims is given back. With `named` the
-        commit may be one that only its id leads to."""
+        """Create n private workspaces at a commit, all or none, with further catalog changes.
+
+        Args:
+            row: the workspace to fork.
+            machine: the machine that has just committed `point`; None if there is none.
+            point: the commit.
+            n: the number of forks.
+            extras: gives the catalog changes to write with the new branches, from their names.
+            suffixes: names of the forks below that of the parent; numbers by default.
+            ids: ids of announced machines.
+            may_be_unreferenced: True if only its id may refer to the commit.
+
+        Returns:
+            The workspaces, and the leases claimed in the same transaction.
+        """
         ask = ForkRequest(row, point, n, extras, suffixes, ids, may_be_unreferenced)
         return run_with_sweep_retry(self._hub, lambda: self._fork_once(machine, ask))
 
@@ -122,8 +139,11 @@ class WorkspaceForksMixin:
         return [hub._track_workspace(Workspace(hub, child, live)) for child, live in pairs], leases
 
     def fork_engine(self, row: WorkspaceRow, point: Oid) -> str:
-        """The engine of forks at a commit: of a workspace that leaves it to the host, one that
-        carries processes where the commit holds some that can go on here."""
+        """Return the engine of forks at a commit.
+
+        The host chooses if the workspace has no engine for forks. It prefers an engine that carries
+        processes, if the commit holds processes that can continue here.
+        """
         if row.forks:
             return row.forks
         from ortet.machines.services import is_restorable
@@ -144,7 +164,7 @@ class WorkspaceForksMixin:
         extras: BranchExtras,
         suffixes: Sequence[str],
     ) -> tuple[list[WorkspaceRow], list[Lease]]:
-        """Give forks their names and heads in one step, with the next names when these are gone."""
+        """Name the forks and create their branches in one transaction. Taken names are replaced."""
         hub, parent = self._hub, rows[0].parent
         for _ in range(_TRIES):
             names = hub.workspace_table.free_forks(parent, len(rows), suffixes)

@@ -1,4 +1,4 @@
-"""The verbs of a workspace around Python kernels in its machine."""
+"""The workspace verbs for Python kernels in its machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class WorkspaceKernelsMixin(WorkspaceProgramsMixin):
-    """The half of Workspace whose machine has interpreters."""
+    """The verbs of Workspace for Python interpreters."""
 
     _kernels: KernelManager | None = None
 
@@ -38,9 +38,12 @@ class WorkspaceKernelsMixin(WorkspaceProgramsMixin):
         python: str | None = None,
         env: Mapping[str, str | None] | None = None,
     ) -> Kernel:
-        """A Python interpreter that stays, in the machine; the same one as long as it lives.
+        """Return a Python interpreter that keeps running in the machine; started at first use.
 
-        `python` is its program: by default that of the workspace's .venv, else this process's.
+        Args:
+            name: the name of the kernel. The same name gives the same kernel while it lives.
+            python: the interpreter; by default that of the workspace's .venv, else this process's.
+            env: variables to set; None unsets one.
         """
         return self.start_kernel(name, python=python, env=env)[0]
 
@@ -51,8 +54,9 @@ class WorkspaceKernelsMixin(WorkspaceProgramsMixin):
         python: str | None = None,
         env: Mapping[str, str | None] | None = None,
     ) -> tuple[Kernel, bool]:
-        """The same, and whether it is a new one."""
-        from ortet.machines.kernels.manager import KernelManager  # here: a commit does without it
+        """Return a kernel, and True if this call started it."""
+        # imported here: a commit does not need it
+        from ortet.machines.kernels.manager import KernelManager
 
         require(TEXT, name=name)
         optional(TEXT, python=python)
@@ -70,10 +74,10 @@ class WorkspaceKernelsMixin(WorkspaceProgramsMixin):
         return self._kernels.get(name, python=python, env=given)
 
     def _commit_unless_image(self, image: Oid) -> None:
-        """Commit the present files, unless they are those of an image."""
+        """Commit the present files, unless they equal the image."""
         with self._shared_access() as machine:
             seat = machine.kernel_host()
-            # of a live machine only files: forks are alive, and an image cannot hold those
+            # in a live machine only the files: an image cannot hold running kernel forks
             now = seat.capture_files()[0] if seat.captures_processes else self._snapshot()
             if now != image:
                 self._record(now, "before keeping a fork of a kernel")

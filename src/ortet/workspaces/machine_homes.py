@@ -1,4 +1,4 @@
-"""Where the machines of workspaces live: homes in the store, opened, copied and removed."""
+"""The homes of machines in the store: opened, copied and removed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ortet.workspaces.turns import MachineLock, lock_for_removal
 
 
 class OpenMachine(NamedTuple):
-    """An open machine, and the lock that says who may move its files."""
+    """An open machine with the lock that controls access to its files."""
 
     machine: Machine
     lock: MachineLock
@@ -45,13 +45,13 @@ class MachineHomes:
         self._hide = (*hide, store)
 
     def close(self) -> None:
-        """After its machines."""
+        """Close the engines. All machines must be closed before."""
         for engine in self._engines.values():
             engine.close()
 
     @property
     def has_engines(self) -> bool:
-        """Whether there is anything to close."""
+        """True if there are engines to close."""
         return bool(self._engines)
 
     def _engine(self, name: str) -> Engine:
@@ -60,7 +60,7 @@ class MachineHomes:
         return self._engines[name]
 
     def check(self, engine: str) -> None:
-        """Unsupported, with the one thing to change, when this host cannot run it."""
+        """Raise Unsupported if this host cannot run the engine. The message says what to change."""
         for needed in self._engine(engine).probe():
             if not needed.ok:
                 raise Unsupported(
@@ -70,19 +70,23 @@ class MachineHomes:
                 )
 
     def open(self, row: WorkspaceRow, image: Callable[[], Oid | None]) -> OpenMachine:
-        """Start the machine of a workspace, from `image` when its files are private and new.
+        """Open the machine of a workspace.
 
-        `image` is asked when nobody can drop the workspace any more; NotFound: somebody has.
+        Args:
+            row: the workspace.
+            image: gives the image for private files that are new. It is called under the lock, when
+                no process can drop the workspace; it raises NotFound if one has dropped it.
         """
         engine = self._engine(row.engine)
         with ExitStack() as undo:
             turn = MachineLock(self._make_home(row))
             undo.callback(turn.close)
-            with turn.exclusive():  # what a killed process left half-way is put back now
+            with turn.exclusive():  # recover what a killed process left behind
                 try:
                     start = image()
                 except NotFound as error:
-                    if error.kind == "no_workspace":  # then the home is our making, and empty
+                    # then the home was made by this call and is empty
+                    if error.kind == "no_workspace":
                         engine.remove(self._home(row))
                     raise
                 machine = engine.open(self._spec(row, start))
@@ -93,9 +97,10 @@ class MachineHomes:
     def copies(
         self, rows: Sequence[WorkspaceRow], image: Oid, source: Machine | None
     ) -> Iterator[list[OpenMachine]]:
-        """New machines with the files of `image`, which `source`, when given, has just settled.
+        """Create machines with the files of `image`. If the block fails, they are removed.
 
-        When the block fails nothing of them is left.
+        Args:
+            source: the machine that has just committed `image`; None if there is none.
         """
         engine = self._engine(rows[0].engine)
         with ExitStack() as undo:
@@ -116,11 +121,11 @@ class MachineHomes:
             undo.pop_all()
 
     def specs(self, rows: Sequence[WorkspaceRow]) -> list[MachineSpec]:
-        """Of machines that are to be forked."""
+        """Return the specs of machines to be forked."""
         return [self._spec(row, None) for row in rows]
 
     def capture_directory(self, row: WorkspaceRow, home: str) -> Oid:
-        """The image of a directory as it is, put into the store; `home` is used and removed."""
+        """Store the image of a directory as it is. `home` is used temporarily and removed."""
         engine = self._engine("folder")
         place = self._make_home(replace(row, machine=home))
         try:
@@ -133,7 +138,7 @@ class MachineHomes:
             engine.remove(place)
 
     def prune(self) -> int:
-        """Remove cached layers that no machine rests on."""
+        """Remove cached layers that no machine uses. Return their number."""
         return self._engine("overlay").prune() if self._layers.is_dir() else 0
 
     def remove(self, row: WorkspaceRow) -> None:
@@ -141,11 +146,11 @@ class MachineHomes:
         self._engine(row.engine).remove(self._home(row))
 
     def exists(self, row: WorkspaceRow) -> bool:
-        """Whether its files are on this host; a home is made when it is opened first."""
+        """Return True if the machine has a home on this host. The first open makes it."""
         return self._home(row).is_dir()
 
     def lock_for_removal(self, row: WorkspaceRow) -> AbstractContextManager[None]:
-        """For the time of a removal; Conflict when another process has it open."""
+        """Lock a machine for its removal. Raise Conflict if another process has it open."""
         return lock_for_removal(self._home(row), row.name)
 
     def _spec(self, row: WorkspaceRow, image: Oid | None) -> MachineSpec:

@@ -1,4 +1,4 @@
-"""Bringing two lines of work together: merge into a workspace, land on the original directory."""
+"""Merge into a workspace, and landing of a private workspace on its original directory."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 
 
 FAVOR_HINT = "choose favor='ours' or 'theirs'"
-"""What to do about conflicts, in Python's words; the command line has its own."""
+"""Advice about conflicts for Python callers. The command line has its own text."""
 
 
 class MergeResult(msgspec.Struct, frozen=True):
-    """`commit` is None after a dry run. `conflicts` are those that `favor` settled, or would stop
-    it. `up_to_date`: all of it was here already."""
+    """The result of a merge.
+
+    `commit` is None after a dry run. `conflicts` are those that `favor` settled, or that would stop
+    the merge. `up_to_date` is True if there was nothing to merge.
+    """
 
     commit: CommitInfo | None
     conflicts: list[FileConflict]
@@ -51,7 +54,7 @@ class MergeSides(NamedTuple):
 def merge(
     ours: Workspace, other: Workspace | Ref, *, message: str | None, favor: Favor | None
 ) -> MergeResult:
-    """See Workspace.merge."""
+    """Merge `other` into `ours`; see `Workspace.merge`."""
     check_favor(favor)
     with _resolve_other(ours, other) as (label, private):
         if private is None:
@@ -76,7 +79,7 @@ def merge(
 
 
 def try_merge(ours: Workspace, other: Workspace | Ref, *, favor: Favor | None) -> MergeResult:
-    """What a merge would meet; neither files nor branches are touched."""
+    """Return the result that a merge would have, without changing files or branches."""
     check_favor(favor)
     hub, head = ours.hub, ours.head
     theirs: CommitInfo | None
@@ -96,7 +99,10 @@ def try_merge(ours: Workspace, other: Workspace | Ref, *, favor: Favor | None) -
 
 @retry_on_sweep
 def land(private: Workspace, *, favor: Favor | None) -> Report:
-    """See Workspace.land. What was landed before, and not undone since, is not landed again."""
+    """Land a private workspace; see `Workspace.land`.
+
+    Changes that were landed before are skipped.
+    """
     check_favor(favor)
     row, hub = private.row, private.hub
     if row.files != "private":
@@ -113,11 +119,11 @@ def land(private: Workspace, *, favor: Favor | None) -> Report:
         )
     theirs = from_hex(private.commit("before landing").oid)
     with hub.inplace_workspace(row.directory) as origin, origin.exclusive_access():
-        origin.refresh_head()  # it may be open twice, and its other self has moved on
+        origin.refresh_head()  # another handle may have moved the branch
         ours = origin.commit_pending(f"before landing {row.name}")
         if hub.history.is_ancestor(theirs, ours):
             return Report()
-        # without common history it is what the directory held when the private copy was made
+        # without common history the base is the directory as it was when the private copy was made
         base = _base(hub, ours, theirs) or hub.read_image(Oid(row.base))
         before = hub.history.image(ours)
         merged = MergeSides(base, before, hub.history.image(theirs)).merge(hub, favor)
@@ -134,8 +140,7 @@ def land(private: Workspace, *, favor: Favor | None) -> Report:
 def _resolve_other(
     ours: Workspace, other: Workspace | Ref
 ) -> Iterator[tuple[str, Workspace | None]]:
-    """What the other side is called; and for the block its workspace, when files of its own may
-    hold what is not committed."""
+    """Yield the label of the other side, and its workspace if it may hold uncommitted files."""
     if isinstance(other, str | CommitInfo):
         label = ref_text(other)
         with ours.hub.private_workspace(label) as private:
@@ -167,7 +172,7 @@ def check_favor(favor: str | None) -> None:
 
 
 def without_generated(directory: str, conflicts: Sequence[FileConflict]) -> list[FileConflict]:
-    """Without those in a directory whose files a session writes anew: what is there stays."""
+    """Drop conflicts in a directory that a session generates: our files stay there."""
     inside = f"{directory}/"
     return [one for one in conflicts if not directory or not f"{one.path}/".startswith(inside)]
 

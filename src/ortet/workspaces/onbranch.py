@@ -1,4 +1,4 @@
-"""The branch a workspace is on: where it is, what its head holds, and how it moves on."""
+"""The branch of a workspace: its head, the state of the head, and how the head moves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class WorkspaceBranchMixin:
-    """What a workspace knows of its branch. `company` is the mind that goes with its files."""
+    """The part of Workspace that knows its branch.
+
+    `participant` is the session state that is committed with the files.
+    """
 
     def __init__(self, hub: Hub, row: WorkspaceRow) -> None:
         self.hub = hub
@@ -32,55 +35,61 @@ class WorkspaceBranchMixin:
         self.participant: CommitParticipant = hub.commit_participant(row.name)
         self._head: Head | None = None
         self._head_state: bytes = b""
-        self._head_journal: bytes = b""  # of the head
-        self._head_memory: bytes = b""  # likewise
-        self._new_journal: bytes = b""  # of the commit that is being made
+        self._head_journal: bytes = b""  # journal of the head
+        self._head_memory: bytes = b""  # memory of the head
+        self._new_journal: bytes = b""  # journal of the commit being made
         self._moves = 0
-        self._secrets_in_use: list[list[str]] = []  # secrets of commands that run
+        self._secrets_in_use: list[list[str]] = []  # secrets of running commands
         self.refresh_head()
 
     @property
     def name(self) -> str:
+        """Return the name of the workspace, which is that of its branch."""
         return self.row.name
 
     def resolve(self, ref: Ref) -> Oid:
-        """The commit that `ref` means here, where HEAD is this branch."""
+        """Return the commit that `ref` means here. HEAD is the head of this branch."""
         return self.hub.refs.resolve(ref, default_branch=self.name)
 
     def rename(self, name: str) -> None:
-        """The branch, and this workspace with it, has another name now."""
+        """Take the new name of the branch and its workspace."""
         self.row = msgspec.structs.replace(self.row, name=name)
         self.refresh_head()
 
     def refresh_head(self) -> None:
-        """See where the branch is now, whoever moved it."""
+        """Read the head of the branch, which another process may have moved."""
         self._head = self.hub.catalog.head(f"branch:{self.name}")
         self._load_head_state(self._head.oid if self._head else None)
 
     def _load_head_state(self, commit: Oid | None) -> None:
-        """Remember what the head holds."""
+        """Cache the state of the head."""
         self._head_state = self.hub.history.read(commit).state if commit else b""
         state = self.hub.history.state(commit) if commit else records.State()
         self._head_journal, self._head_memory = state.journal, state.memory
 
     def _put_state(self, image: Oid) -> Oid:
-        """These files, and the mind that goes with them."""
+        """Store a State record of these files and the session state, and return its id."""
         self._new_journal = self.participant.seal_journal(self._head_journal)
         memory = self.participant.seal_memory(self._head_memory)
-        held = b"" if image == self.row.empty_image else image  # an empty room is no files at all
+        # an empty scratch workspace counts as no files
+        held = b"" if image == self.row.empty_image else image
         return self.hub.objects.put(
             Kind.STATE, encode(records.State(self._new_journal, memory, held))
         )
 
     def image_oid(self, commit: Oid) -> Oid:
-        """The image of a commit, as this workspace would restore it."""
+        """Return the image that this workspace restores for a commit."""
         return self.hub.image_oid(commit, self.row.empty_image)
 
     def image_at(self, commit: Oid) -> records.Image:
+        """Return the image of a commit."""
         return self.hub.read_image(self.image_oid(commit))
 
     def _image_to_restore(self, target: Oid, *, processes: bool) -> Oid:
-        """The image of a commit; without its `processes`, with those of the head, which run."""
+        """Return the image to restore.
+
+        Without `processes` it has the head's processes, which run.
+        """
         oid = self.image_oid(target)
         if processes or self._head is None:
             return oid
@@ -91,7 +100,7 @@ class WorkspaceBranchMixin:
         return self.hub.objects.put(Kind.IMAGE, encode(mixed))
 
     def _put_commit(self, state: Oid, message: str, parents: list[Oid]) -> Oid:
-        """A commit on disk, that no branch has yet."""
+        """Store a commit that no branch refers to yet."""
         hub = self.hub
         return put_commit(
             hub.objects,
@@ -104,7 +113,11 @@ class WorkspaceBranchMixin:
         )
 
     def _is_head_state(self, state: Oid) -> bool:
-        """Whether the head has this state already: the head as it is, not as it was last seen."""
+        """Return True if the head has this state. The head is read again from the catalog.
+
+        Raises:
+            Conflict: "head_moved" if another process moved the head to another state.
+        """
         if self._head is None or state != self._head_state:
             return False
         now = self.hub.catalog.head(self._head.name)
@@ -121,7 +134,7 @@ class WorkspaceBranchMixin:
         detail: str,
         extras: TransactionExtras = NO_EXTRAS,
     ) -> None:
-        """Move the branch, step by step in the reflog and at once for everybody else."""
+        """Move the branch in one transaction. Each step is an entry of the reflog."""
         hub, name = self.hub, f"branch:{self.name}"
         moves = [Move(name, before, after) for before, after in steps]
         try:
@@ -141,18 +154,21 @@ class WorkspaceBranchMixin:
             raise self._head_moved_error() from error
         self._head = Head(name=name, oid=steps[-1][1], version=0, time=0)
         self._moves += 1
-        with suppress(OSError):  # a hint, and the deed is done
+        with suppress(OSError):  # only a hint; the move is done
             hub.signal.notify(name)
 
     def commit_to_reflog(self, image: Oid, parent: Oid | None, message: str) -> None:
-        """Within `moving`: files that were at this commit once, into the reflog only."""
+        """Save files that were based on `parent` as a reflog entry.
+
+        Call inside `exclusive_access`.
+        """
         state, head = self._put_state(image), self._head
         found = self._put_commit(state, message, [parent] if parent else [])
         if head is not None:
             self._move([(head.oid, found), (found, head.oid)], "restore", message)
 
     def _head_moved_error(self) -> OrtetError:
-        """What to say when the branch is not where it was; from now on it is where it is."""
+        """Return the error for a branch that another process moved, and read the new head."""
         if self.hub.workspace_table.get(self.name) is None:
             return NotFound(
                 "no_workspace",

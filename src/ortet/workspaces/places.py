@@ -1,4 +1,4 @@
-"""Where a workspace may be: a directory of the host, apart from the store."""
+"""Checks of directories: a workspace must be on the host and outside the store."""
 
 from __future__ import annotations
 
@@ -23,13 +23,18 @@ SECRET_PATHS = (
     ".git-credentials",
     ".local/share/keyrings",
 )
-"""What an agent's commands have no business reading; relative to the user's home directory."""
+"""Paths with credentials, relative to the home directory, that are hidden from commands."""
 
 _VIEW = re.compile(r"/proc/[^/]+/(?:root|cwd)(?:/|$)")
 
 
 def real_path(path: str | os.PathLike[str]) -> Path:
-    """The path without links; of a view into a machine they would lead to the host's own files."""
+    """Return the path without symbolic links.
+
+    Raises:
+        Invalid: "inside_machine" for a path under /proc/PID/root or cwd, where links would lead to
+            files of the host.
+    """
     require(PATH, path=path)
     full = os.path.abspath(os.fsdecode(path))
     if _VIEW.match(full):
@@ -40,7 +45,10 @@ def real_path(path: str | os.PathLike[str]) -> Path:
 
 
 def existing_directory(path: str | os.PathLike[str]) -> Path:
-    """The same of a directory that is there."""
+    """Return the real path of an existing directory.
+
+    Raise Invalid or NotFound for anything else.
+    """
     require(PATH, path=path)
     if os.path.isdir(path):
         return real_path(path)
@@ -51,7 +59,7 @@ def existing_directory(path: str | os.PathLike[str]) -> Path:
 
 
 def check_outside_store(store: Path, directory: Path) -> Path:
-    """The directory, unless it is in the store or the store in it."""
+    """Return the directory. Raise Invalid if it and the store overlap."""
     store = store.resolve()
     if store == directory or directory in store.parents or store in directory.parents:
         raise Invalid(

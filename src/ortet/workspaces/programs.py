@@ -1,4 +1,4 @@
-"""The verbs of a workspace about programs that go on: services, shells, ports."""
+"""The workspace verbs for commands, services, shells and ports."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _SCREEN = (24, 80)
 
 
 class WorkspaceProgramsMixin(WorkspaceBranchMixin):
-    """The half of Workspace whose machine has programs that outlive a call.
+    """The verbs of Workspace that run programs in its machine.
 
-    They are part of every commit of an engine that carries processes; the others refuse them.
+    Services and shells outlive a call. They are part of each commit if the engine carries
+    processes; other engines refuse them.
     """
 
     _lock: MachineLock
@@ -51,11 +52,23 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
         output: OutputCallback | None = None,
         secrets: Mapping[str, str] | Sequence[str] | None = None,
     ) -> Result:
-        """Run a command in the machine, with the workspace as working directory. It has this
-        process's environment, the variables its session has recorded, and `env`; None unsets.
+        """Run a command in the machine, with the workspace as working directory.
 
-        `secrets` are names in the vault, or variable -> name: the command has their values in its
-        environment, and until it has ended nothing is committed.
+        The command gets the environment of this process, the variables that the session has
+        recorded, and `env`.
+
+        Args:
+            command: a str for `sh -c`, or a list to execute.
+            env: variables to set; None unsets one.
+            cwd: the working directory below the workspace.
+            timeout: the limit in seconds.
+            stdin: the standard input.
+            output: called with output as it arrives.
+            secrets: names in the vault, or variable -> name. The command gets their values as
+                variables. Nothing can be committed until it has ended.
+
+        Returns:
+            The result, with `exit_code`, `stdout` and `stderr`.
         """
         from ortet.machines.command import check_run
 
@@ -71,7 +84,7 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
             return machine.run_with_secrets(hidden, command, env=given, **options)
 
     def secret_values(self, secrets: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
-        """Their values now, by variable."""
+        """Return the current values of secrets, by variable."""
         if not secrets:
             return {}
         from ortet.machines.command import secret_names
@@ -79,7 +92,10 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
         return {name: self._secret(one) for name, one in secret_names(secrets).items()}
 
     def _secret(self, name: str) -> str:
-        """Of the vault; else one of this process's own environment, which machines do not get."""
+        """Return a secret of the vault, or else of this process's environment.
+
+        Machines do not get the secrets in the environment of this process.
+        """
         try:
             return self.hub.vault.get(name)
         except NotFound:
@@ -98,7 +114,11 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
             self._secrets_in_use.remove(names)
 
     def _snapshot(self) -> Oid:
-        """The present state, to be committed."""
+        """Snapshot the present state for a commit.
+
+        Raises:
+            Conflict: "secret_in_use" while a command with secrets runs.
+        """
         if self._secrets_in_use:
             names = ", ".join(sorted({name for names in self._secrets_in_use for name in names}))
             raise Conflict(
@@ -117,7 +137,15 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
         cwd: str = "",
         stdin: bool = False,
     ) -> Job:
-        """Start a service: a program that goes on in the background, under a name."""
+        """Start a service: a named program that runs in the background.
+
+        Args:
+            name: the name of the service.
+            command: a str for `sh -c`, or a list to execute.
+            env: variables to set; None unsets one.
+            cwd: the working directory below the workspace.
+            stdin: keep the standard input open for writing.
+        """
         from ortet.machines.command import check_run
 
         require(TEXT, name=name)
@@ -133,7 +161,14 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
         size: tuple[int, int] = _SCREEN,
         env: Mapping[str, str | None] | None = None,
     ) -> Job:
-        """The shell of this name, at a terminal of `size` (rows, columns); started at first use."""
+        """Return the shell of this name. It is started at first use.
+
+        Args:
+            name: the name of the shell.
+            command: the program to start.
+            size: rows and columns of its terminal.
+            env: variables to set; None unsets one.
+        """
         require(TEXT, name=name)
         machine = self._open_machine()
         for job in machine.jobs():
@@ -143,48 +178,56 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
         return machine.spawn(check_job(name), command, kind="shell", env=given, tty=size)
 
     def job(self, name: str) -> Job:
-        """The service or shell of this name, running or ended."""
+        """Return the service or shell of this name, running or ended."""
         require(TEXT, name=name)
         return self._open_machine().job(name)
 
     def jobs(self) -> list[JobInfo]:
-        """Services and shells, running or ended."""
+        """Return all services and shells, running or ended."""
         return [job for job in self._open_machine().jobs() if job.name]
 
     def is_running(self) -> bool:
-        """Whether services or shells go on, which end when it is closed."""
+        """Return True if services or shells are running. They end when the workspace is closed."""
         try:
             return any(job.code is None for job in self.jobs())
-        except Unsupported:  # beside a directory in place nothing goes on
+        except Unsupported:  # the folder engine has no services
             return False
 
     def ps(self) -> list[ProcessInfo]:
-        """Every process of the machine."""
+        """Return all processes of the machine."""
         return self._open_machine().ps()
 
     def logs(self, name: str, last: int | None = None) -> str:
-        """The output of a service or shell, as far as it is kept: a megabyte, or `last` bytes."""
+        """Return the last output of a service or shell: up to one megabyte, or `last` bytes."""
         return self.job(name).logs(last).decode("utf-8", "replace")
 
     def expose(self, port: int, *, at: int = 0) -> int:
-        """Let connections to a loopback port of this host, `at` or any free one, into the machine's
-        `port`; returns the host's. It closes with the machine."""
+        """Forward a loopback port of this host to a port of the machine.
+
+        The forward ends with the machine.
+
+        Args:
+            port: the port in the machine.
+            at: the port of this host; 0 for any free one.
+
+        Returns:
+            The port of this host.
+        """
         return self._open_machine().expose(port, at)
 
     def exposed(self) -> dict[int, int]:
-        """Ports of this host that lead into the machine, by its own."""
+        """Return the forwarded ports: machine port -> port of this host."""
         return self._open_machine().exposed_ports()
 
     def unexpose(self, port: int) -> bool:
-        """Close what `expose` opened for the machine's `port`, with its connections; False when
-        nothing leads there."""
+        """Close the forward to `port` with its connections. Return False if there was none."""
         machine = self._open_machine()
         known = port in machine.exposed_ports()
         machine.unexpose(port)
         return known
 
     def check_restart(self, target: Oid) -> None:
-        """Unsupported where `restart` could not start what was a service at this commit."""
+        """Raise Unsupported if `restart` could not start the services of this commit."""
         from ortet.machines.services import load_services
 
         state = self.hub.history.state(target)
@@ -202,7 +245,7 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
             )
 
     def restart(self, target: Oid, report: Report) -> Report:
-        """Start what was a service at a commit and does not run; returns the report with that."""
+        """Start the services of a commit that do not run. Return the report with their names."""
         from ortet.machines.services import load_services
 
         machine, image = self._open_machine(), self.hub.history.image(target)
@@ -223,21 +266,27 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
 
     @property
     def control_socket(self) -> ControlSocket:
-        """Where other processes of this host can ask whoever keeps its programs."""
+        """Return the control socket, by which other processes of this host reach the programs."""
         return self._open_machine().control_socket
 
     def wait_for_changes(self, timeout: float, wake: int = -1) -> ChangeNotice | None:
-        """Wait until files changed that are state, since the last look; see Machine.listen. It
-        needs no turn, and nobody is kept from moving the files meanwhile."""
+        """Wait until files of the workspace change; see `Machine.wait_for_changes`.
+
+        No lock is held, so other processes can change the files during the wait.
+        """
         return self._open_machine().wait_for_changes(timeout, wake)
 
     def suspend(self) -> None:
-        """Nothing is being done with it for a while: others may drop it. `resume` goes on."""
+        """Release the open lock while the workspace is idle: others may drop it. See `resume`."""
         self._lock.release()
 
     def resume(self) -> bool:
-        """After `rest`: see where its branch is. False when it was dropped, or another process was
-        killed while it moved the files: then it is to be opened anew."""
+        """Take the open lock again after `suspend` and read the head.
+
+        Returns:
+            False if the workspace was dropped, or another process died while it changed the files.
+            It must then be opened again.
+        """
         if not self._lock.reacquire() or not self._open_machine().is_consistent:
             return False
         self.participant = self.hub.commit_participant(self.name)

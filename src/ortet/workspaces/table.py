@@ -1,4 +1,4 @@
-"""Which workspaces there are, where they are, and which machine each has: rows of the catalog."""
+"""The table of workspaces: name, directory, host, engine and machine of each, as catalog rows."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ FilesMode = Literal["inplace", "private"]
 RootScope = Literal["workspace", "host"]
 
 _MAX_STEM_LENGTH = 100
-"""Characters a directory's name gives to its workspace: forks of forks need some more."""
+"""Highest length of a name made from a directory name. Forks of forks append to it."""
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class FormerHostMachine(msgspec.Struct, frozen=True):
-    """A machine on a host that had the workspace before, and the head when another took it."""
+    """A machine on a host that had the workspace before, with the head at the time it was left."""
 
     machine: str
     engine: str
@@ -36,31 +36,32 @@ class FormerHostMachine(msgspec.Struct, frozen=True):
 
 
 class WorkspaceRow(msgspec.Struct, frozen=True):
-    """A workspace: a branch with a machine. A map, so that later releases may add keys."""
+    """One workspace. Stored as a map, so that later releases may add keys."""
 
     name: str
-    path: bytes  # the directory as its user knows it, and as its processes see it
+    path: bytes  # the directory as its user and its processes see it
     host: str
     engine: str
     files: FilesMode
     machine: str  # id; its home is local/machines/ID
     scope: RootScope = "workspace"
-    parent: str = ""  # the workspace it was forked from
-    base: bytes = b""  # private only: Oid of the image it began with when it left the directory
-    forks: str = ""  # engine its forks use; "" lets the host decide
-    limits: MachineLimits = MachineLimits()  # of its live machines, and those of its forks
-    network: Network = "none"  # of the same
-    room: bool = False  # private, and made from no directory: `base` is empty
-    left: dict[str, FormerHostMachine] = {}  # private only, by host: see session/arriving
+    parent: str = ""  # the workspace that it was forked from
+    base: bytes = b""  # private only: Oid of the image with which it left the directory
+    forks: str = ""  # engine of its forks; "" lets the host decide
+    limits: MachineLimits = MachineLimits()  # limits of its live machines and of its forks
+    network: Network = "none"  # network of its live machines and of its forks
+    room: bool = False  # private and made without a directory: `base` is empty
+    # private only, by host: see sessions/history/cross_host_files
+    left: dict[str, FormerHostMachine] = {}
 
     @property
     def empty_image(self) -> bytes:
-        """The image of a commit that holds no files, if such a commit may be meant here."""
+        """Return the image that stands for a commit without files, or b"" if there is none."""
         return self.base if self.room else b""
 
     @property
     def machines(self) -> list[str]:
-        """The ids of all that may have files of it."""
+        """Return the ids of all machines that may hold files of the workspace."""
         return [self.machine, *(left.machine for left in self.left.values())]
 
     @property
@@ -69,7 +70,10 @@ class WorkspaceRow(msgspec.Struct, frozen=True):
 
     @property
     def location_key(self) -> str:
-        """What leads back from a directory; a name that is no UTF-8 looks like no other path."""
+        """Return the key by which a directory is found.
+
+        A path that is not UTF-8 gets its own prefix.
+        """
         how = self.files if self.files == "inplace" else f"{self.files}-{self.engine}"
         try:
             path = self.path.decode()
@@ -86,10 +90,12 @@ class WorkspaceTable:
         self.host = host
 
     def get(self, name: str) -> WorkspaceRow | None:
+        """Return a workspace by name, or None."""
         found = self._catalog.row("workspace", name)
         return decode(WorkspaceRow, found.value) if found else None
 
     def need(self, name: str) -> WorkspaceRow:
+        """Return a workspace by name. Raise NotFound("no_workspace") if there is none."""
         row = self.get(name)
         if row is None:
             raise NotFound(
@@ -98,15 +104,16 @@ class WorkspaceTable:
         return row
 
     def find_at(self, path: Path, files: FilesMode, engine: str) -> WorkspaceRow | None:
-        """The workspace opened at this directory of this host before."""
+        """Return the workspace that was opened before at this directory of this host."""
         return self._find_by_location(self.draft(path, files, engine).location_key)
 
     def draft(self, path: Path, files: FilesMode, engine: str) -> WorkspaceRow:
-        """A row for a directory of this host, without a name and a machine yet."""
+        """Return a row for a directory of this host, still without name and machine."""
         raw = os.fsencode(path)
         return WorkspaceRow("", path=raw, host=self.host, engine=engine, files=files, machine="")
 
     def all(self) -> Iterator[WorkspaceRow]:
+        """Iterate over all workspaces, by name."""
         after = ""
         while rows := self._catalog.rows("workspace", after):
             for row in rows:
@@ -114,7 +121,7 @@ class WorkspaceTable:
             after = rows[-1].key
 
     def free_name(self, row: WorkspaceRow) -> str:
-        """The directory's base name made fit for a branch; with a number when it is taken."""
+        """Return a free branch name made from the directory name, with a number if needed."""
         name = stem = stem_of(row.directory.name)
         number = 1
         while not self._is_free(name, row):
@@ -123,16 +130,28 @@ class WorkspaceTable:
         return name
 
     def claim(self, name: str, row: WorkspaceRow) -> str:
-        """A name its user chose; a branch that has it, and no workspace, is gone on with."""
+        """Return a name that the user chose, if it is free.
+
+        An existing branch of this name without a workspace is continued.
+
+        Raises:
+            Conflict: "name_taken" if another workspace has the name.
+        """
         held = self.get(check_ref_name(name))
         if held is not None and not _is_same_workspace(held, row):
             raise _name_taken(held)
         return name
 
     def free_forks(self, parent: str, count: int, suffixes: Sequence[str] = ()) -> list[str]:
-        """The next `count` names below `parent`; a living branch's number is not used again.
+        """Return the next `count` free names below `parent`.
 
-        With `tails`, these names: Conflict("name_taken") when there is one of them already.
+        Numbers of existing branches are not reused.
+
+        Args:
+            suffixes: use these names instead.
+
+        Raises:
+            Conflict: "name_taken" if one of the suffixes is in use.
         """
         if suffixes:
             return [self._check_unused(check_ref_name(f"{parent}/{tail}")) for tail in suffixes]
@@ -145,16 +164,19 @@ class WorkspaceTable:
         while len(names) < count:
             last += 1
             name = check_ref_name(f"{parent}/{last}")
-            if self.get(name) is None:  # its user may have chosen it, and not committed yet
+            if self.get(name) is None:  # the name may be reserved without a commit yet
                 names.append(name)
         return names
 
     def add(self, row: WorkspaceRow) -> WorkspaceRow:
-        """Make a workspace; returns the one at its place, made by whoever came first.
+        """Add a workspace, and return the one at its location.
 
-        The name is taken before the place. Killed between the two, the next to open the directory
-        finds its name taken for this very place and goes on from there.
-        Conflict("name_taken") when the name belongs to another place.
+        Another process may have added that one first. The name is written before the location. If a
+        process dies between the two, the next open of the directory finds the name reserved for it
+        and continues.
+
+        Raises:
+            Conflict: "name_taken" if the name belongs to another location.
         """
         try:
             self._catalog.put_row("workspace", row.name, encode(row), expect=0)
@@ -177,12 +199,14 @@ class WorkspaceTable:
         return holder
 
     def rows_of(self, row: WorkspaceRow) -> list[RowChange]:
+        """Return the row changes that store a workspace and its location."""
         rows = [RowChange("workspace", row.name, encode(row))]
         if not row.parent:
             rows.append(RowChange("place", row.location_key, row.name.encode()))
         return rows
 
     def drop(self, row: WorkspaceRow) -> None:
+        """Remove a workspace and its location from the table."""
         rows = [RowChange("workspace", row.name, None)]
         held = self._find_by_location(row.location_key)
         if held is not None and held.name == row.name:
@@ -192,8 +216,10 @@ class WorkspaceTable:
     def limit(
         self, row: WorkspaceRow, limits: Mapping[str, Any] | None, network: str | None
     ) -> WorkspaceRow:
-        """The row with these limits and this network, remembered if it has a name; None leaves each
-        as it is."""
+        """Return the row with these limits and this network, and store it if it has a name.
+
+        None leaves the value as it is.
+        """
         if limits is None and network is None:
             return row
         check_live("criu" in (row.engine, row.forks), row.engine, limits, network)
@@ -207,7 +233,7 @@ class WorkspaceTable:
         return new
 
     def move(self, row: WorkspaceRow, path: Path) -> WorkspaceRow:
-        """The directory was moved: remember where it, and what its forks would land on, is now."""
+        """Record the new path of a moved directory, also for forks that land on it."""
         place = {"path": os.fsencode(path), "host": self.host}
         there = [old for old in self.all() if (old.host, old.path) == (row.host, row.path)]
         rows = [RowChange("place", old.location_key, None) for old in there if not old.parent]
@@ -217,8 +243,11 @@ class WorkspaceTable:
         return msgspec.structs.replace(row, **place)
 
     def move_to_this_host(self, name: str) -> None:
-        """A workspace in a directory of another host is from now on that of this one at its path;
-        Conflict("workspace_taken") when that is another workspace."""
+        """Move an in-place workspace of another host to this host, at the same path.
+
+        Raises:
+            Conflict: "workspace_taken" if that directory is another workspace here.
+        """
         row = self.get(name)
         if row is None or row.files != "inplace" or row.host == self.host:
             return
@@ -251,7 +280,7 @@ class WorkspaceTable:
 
 
 def _is_same_workspace(existing: WorkspaceRow, row: WorkspaceRow) -> bool:
-    """Whether another process was about to make the same workspace."""
+    """Return True if both rows are the same workspace, added by two processes."""
     return existing.location_key == row.location_key and not existing.parent
 
 
@@ -265,7 +294,7 @@ def stem_of(name: str) -> str:
 def check_live(
     live: bool, engine: str, limits: Mapping[str, Any] | None, network: str | None
 ) -> None:
-    """Unsupported for what only live machines have."""
+    """Raise Unsupported for options that only live machines have."""
     if limits is not None and not live:
         raise Unsupported(
             "no_limits",
@@ -280,7 +309,12 @@ def check_live(
 
 
 def usable_network(network: str) -> Network:
-    """Invalid for what is none; Unsupported, with what to install, where this host has it not."""
+    """Return the network if this host supports it.
+
+    Raises:
+        Invalid: the name is not known.
+        Unsupported: something must be installed first; the message says what.
+    """
     from ortet.machines.live.network.slirp import check_network, parse_network
 
     wanted = parse_network(network)

@@ -1,6 +1,6 @@
-"""Locks in a machine's home: who has it open, and whose turn it is to move its files.
+"""File locks in the home of a machine: one for having it open, one for access to its files.
 
-The kernel gives them back when their holder dies.
+The locks are flock(2) locks, so the kernel releases them when their holder dies.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ FILES_LOCK_FILE = "turn"
 
 
 class MachineLock:
-    """That a machine is open, until `close`; and, in blocks: many may look at its files, one at a
-    time moves them. Blocks do not nest.
+    """The lock of an open machine, held until `close`.
 
-    Without it a process that opens a workspace would take another's restore, which is still
-    running, for one that was killed, and undo it.
+    Inside it, `shared` and `exclusive` blocks control access to the files. Blocks do not nest.
+
+    The lock tells a running restore from an interrupted one. Without it, a process that opens the
+    workspace would undo the running restore of another process.
     """
 
     def __init__(self, home: Path) -> None:
         self._home = home
         self._open_fd = _lock_file(home / OPEN_LOCK_FILE)
         fcntl.flock(self._open_fd, fcntl.LOCK_SH)
-        if not os.fstat(self._open_fd).st_nlink:  # it was removed while we waited
+        if not os.fstat(self._open_fd).st_nlink:  # the home was removed while we waited
             os.close(self._open_fd)
             raise NotFound(
                 "no_workspace",
@@ -40,20 +41,20 @@ class MachineLock:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """For the time of a scan."""
+        """Hold the shared lock, for a scan of the files."""
         yield from self._locked(fcntl.LOCK_SH)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """For the time of a restore, or of undoing one."""
+        """Hold the exclusive lock, for a restore or its recovery."""
         yield from self._locked(fcntl.LOCK_EX)
 
     def release(self) -> None:
-        """Nothing is being done with the machine: others may remove it meanwhile."""
+        """Release the open lock: other processes may remove the machine until `reacquire`."""
         fcntl.flock(self._open_fd, fcntl.LOCK_UN)
 
     def reacquire(self) -> bool:
-        """After `let_go`; False when it was removed."""
+        """Take the open lock again after `release`. Return False if the machine was removed."""
         fcntl.flock(self._open_fd, fcntl.LOCK_SH)
         return bool(os.fstat(self._open_fd).st_nlink)
 
@@ -62,7 +63,8 @@ class MachineLock:
         os.close(self._open_fd)
 
     def _locked(self, how: int) -> Iterator[None]:
-        if self._pid != os.getpid():  # the lock is its parent's: a child of fork(2) takes its own
+        # flock is shared with the parent after fork(2): the child opens its own
+        if self._pid != os.getpid():
             os.close(self._files_fd)
             self._files_fd, self._pid = _lock_file(self._home / FILES_LOCK_FILE), os.getpid()
         fcntl.flock(self._files_fd, how)
@@ -74,10 +76,14 @@ class MachineLock:
 
 @contextmanager
 def lock_for_removal(home: Path, name: str) -> Iterator[None]:
-    """For the time of a removal; Conflict("workspace_open") when the machine is open somewhere."""
+    """Lock a machine for its removal.
+
+    Raises:
+        Conflict: "workspace_open" if a process has it open.
+    """
     try:
         fd = _lock_file(home / OPEN_LOCK_FILE)
-    except FileNotFoundError:  # it was never opened
+    except FileNotFoundError:  # the machine was never opened
         yield
         return
     try:

@@ -1,13 +1,12 @@
-"""Undo and redo: back to where a branch was before the last things that moved it, and forth again.
+"""Undo and redo, computed from the reflog of a branch.
 
-The reflog is all they need: it is read as an editor reads its history. A move is a step; an undo
-goes back along the steps and a redo forth; whatever else moves the branch after an undo begins a
-new way forth, and the old one stays in the reflog.
+The reflog is read like the history of an editor. Each move of the branch is a step. An undo goes
+back along the steps, and a redo goes forward. Any other move after an undo discards the steps to
+redo; they stay in the reflog.
 
-Files that are not committed are a step too, and the first to be undone. But a log that some program
-goes on to write must not stop an undo for good: right behind an undo of nothing but such files,
-those that are there again are kept in their place, and the undo goes on; so are those that a redo
-finds.
+Uncommitted files are a step too, and the first to be undone. A program that keeps writing a log
+file must not block undo forever. So after an undo of uncommitted files only, new uncommitted files
+are committed without becoming a step. A redo commits uncommitted files in the same way.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ UNDO: Final = "undo"
 REDO: Final = "redo"
 
 UNCOMMITTED_MESSAGE = "what was not committed"
-"""The message of a commit of files that are a step of their own."""
+"""Message of a commit of uncommitted files that are a step."""
 
 
 class UndoStep(msgspec.Struct, frozen=True):
-    """One thing that moved a branch, as the reflog has it; "work" is what was not committed."""
+    """One move of a branch, from the reflog. The verb "work" means uncommitted files."""
 
     verb: str
     detail: str
@@ -50,10 +49,12 @@ class UndoStep(msgspec.Struct, frozen=True):
 
 
 class UndoResult(msgspec.Struct, frozen=True):
-    """Where an undo or redo went, or with a dry run would go. `steps` are undone or done again,
-    the first of them first; `changes` are those it makes to the files. What was not committed is
-    `kept` in the commit `was`, or would be. `events`: so many, that the mind does not know of any
-    more."""
+    """The result of an undo or redo, or of its dry run.
+
+    `steps` are the undone or redone steps, in the order they were applied. `changes` are the file
+    changes. If `kept` is True, uncommitted work was saved in the commit `was`. `events` is the
+    number of events that the session state no longer includes.
+    """
 
     steps: list[UndoStep]
     changes: list[TreeChange]
@@ -64,19 +65,19 @@ class UndoResult(msgspec.Struct, frozen=True):
 
 
 class _UndoPosition(NamedTuple):
-    """A state that a branch was in, and what led there."""
+    """A state of the branch and the step that led to it."""
 
     oid: Oid | None
     step: UndoStep
 
 
 class UndoHistory:
-    """What can be undone and done again, from the moves of a branch, the oldest first."""
+    """The steps that can be undone and redone, built from the moves of a branch, oldest first."""
 
     def __init__(self, ops: Sequence[Op]) -> None:
         self._positions = [_UndoPosition(ops[0].old if ops else None, UndoStep("", ""))]
         self._current = 0
-        self.uncommitted_is_step = True  # files that are not committed are a step of their own
+        self.uncommitted_is_step = True  # uncommitted files count as a step
         before: Op | None = None
         for number, op in enumerate(ops, start=1):
             self._apply_move(op, ops[number] if number < len(ops) else None)
@@ -85,15 +86,20 @@ class UndoHistory:
             before = op
 
     def add_uncommitted_step(self) -> None:
-        """Files that are not committed are the last step."""
+        """Add the uncommitted files as the last step."""
         self._current += 1
         self._positions.insert(
             self._current, _UndoPosition(Oid(b""), UndoStep("work", UNCOMMITTED_MESSAGE))
         )
 
     def find(self, direction: UndoDirection, n: int, here: Oid) -> tuple[Oid, int, list[UndoStep]]:
-        """The commit n steps from here, how many those are, and the steps between: an undo always
-        leads to another state. NotFound where there are not as many."""
+        """Return the commit n steps away, the distance, and the steps in between.
+
+        An undo always leads to another state, so steps to an equal state are skipped.
+
+        Raises:
+            NotFound: there are not enough steps.
+        """
         sign = -1 if direction == UNDO else 1
         end = self._current + sign * n
         while self._has(end) and self._positions[end].oid == here:
@@ -141,7 +147,7 @@ class UndoHistory:
             ]
 
     def _jump(self, by: int, oid: Oid | None) -> None:
-        """To a place that was known then; moves before it may be forgotten by now."""
+        """Jump by a number of steps. Older moves may have expired from the reflog."""
         self._current = min(max(self._current + by, 0), len(self._positions) - 1)
         self._positions[self._current] = _UndoPosition(oid, self._positions[self._current].step)
 
@@ -151,7 +157,7 @@ def load_undo_history(hub: Hub, branch: str) -> UndoHistory:
 
 
 def detail_of(n: int) -> str:
-    """What the reflog says of an undo or redo, and `Trail` reads."""
+    """Return the reflog detail of an undo or redo, which `UndoHistory` parses."""
     return "1 step" if n == 1 else f"{n} steps"
 
 
@@ -161,26 +167,28 @@ def _count(op: Op) -> int:
 
 
 def _is_safety_commit(op: Op, after: Op) -> bool:
-    """Whether a commit only keeps what an undo, which comes after it, finds."""
+    """Return True if a commit only saves uncommitted work before an undo or redo."""
     along = after.verb in (UNDO, REDO) and after.old == op.new
     return along and (op.verb, op.detail) == ("commit", f"before {after.verb}")
 
 
 def _is_uncommitted_step(op: Op, after: Op) -> bool:
-    """Whether a commit is of files that an undo found, and took back."""
+    """Return True if a commit holds uncommitted files that the next move undoes."""
     return (op.detail, after.verb, after.old) == (UNCOMMITTED_MESSAGE, UNDO, op.new)
 
 
 def _is_path_restore(before: Op | None, op: Op) -> bool:
-    """Whether a branch came back at once: some paths were restored, and what they replaced kept."""
+    """Return True if a branch returned at once: some paths were restored, the old ones saved."""
     if before is None or (before.old, before.new) != (op.new, op.old):
         return False
     return (before.verb, before.detail, before.time) == (op.verb, op.detail, op.time)
 
 
 class UndoPlan(NamedTuple):
-    """What an undo is going to do. `dirty`: something has to be kept first, in a commit with this
-    `message`."""
+    """The plan of an undo or redo.
+
+    If `dirty` is True, uncommitted work is committed first, with `message`.
+    """
 
     target: Oid
     distance: int
@@ -194,19 +202,19 @@ class UndoPlan(NamedTuple):
         return detail_of(self.distance)
 
     def preview(self, hub: Hub, branch: str) -> UndoResult:
-        """What a dry run answers."""
+        """Return the result of a dry run."""
         from ortet.sessions.history.lapsed import count_forgotten_on_branch
 
         deeds, secrets = hub.unrestorable_since(branch, self.target)
         restored = RestoreResult(to_hex(self.target), Report(), deeds, secrets=secrets)
         head = hub.refs.get(branch)
-        assert head is not None  # or there was nothing to plan
+        assert head is not None  # a plan exists only with a head
         events = count_forgotten_on_branch(hub._session_manager(), branch, self.target)
         return UndoResult(self.steps, self.changes, restored, to_hex(head.oid), self.dirty, events)
 
     def result(self, hub: Hub, was: Oid, restored: RestoreResult, *, kept: bool) -> UndoResult:
         from ortet.sessions.history.lapsed import (
-            count_forgotten_since,  # here: a commit does without it
+            count_forgotten_since,  # imported here: a commit does not need it
         )
 
         events = count_forgotten_since(hub._session_manager(), was, self.target)
@@ -214,7 +222,7 @@ class UndoPlan(NamedTuple):
 
 
 class UndoFiles(NamedTuple):
-    """The files of a workspace: as they are now, and in a commit."""
+    """The files of a workspace: now, and at a commit."""
 
     current: Image
     at_commit: Callable[[Oid], Image]
@@ -223,7 +231,15 @@ class UndoFiles(NamedTuple):
 def plan_undo(
     hub: Hub, branch: str, direction: UndoDirection, n: int, *, files: UndoFiles | None, dirty: bool
 ) -> UndoPlan:
-    """`dirty`: there is something to keep beside files that differ from the head's."""
+    """Plan an undo or redo.
+
+    Args:
+        files: the files of the workspace; None if the session has none.
+        dirty: True if something other than files is uncommitted.
+
+    Raises:
+        NotFound: there is no commit, or there are not enough steps.
+    """
     head = hub.refs.get(branch)
     if head is None:
         raise NotFound("no_commit", f"{branch!r} has no commit yet: commit first")
@@ -241,7 +257,7 @@ def plan_undo(
 
 
 class WorkspaceUndoMixin(WorkspaceKernelsMixin):
-    """The half of Workspace that takes back what moved its branch."""
+    """The undo and redo verbs of Workspace."""
 
     commit_pending: Callable[[str], Oid]
     restore_commit: Callable[..., Report]
@@ -253,12 +269,29 @@ class WorkspaceUndoMixin(WorkspaceKernelsMixin):
     def current_image(self) -> Image: ...
 
     def undo(self, n: int = 1, *, dry_run: bool = False) -> UndoResult:
-        """Go back to before the last n things that moved this branch, files and mind together;
-        files that are not committed are the first of them. `redo` goes forth again."""
+        """Undo the last n moves of the branch, files and session state together.
+
+        Uncommitted files count as the first move. `redo` reverts an undo.
+
+        Args:
+            n: the number of moves.
+            dry_run: return what would happen, without changing anything.
+
+        Raises:
+            NotFound: "nothing_to_undo" if there are fewer moves.
+        """
         return self._undo_or_redo(UNDO, n, dry_run)
 
     def redo(self, n: int = 1, *, dry_run: bool = False) -> UndoResult:
-        """Do the last n things again that were undone, unless something else was done since."""
+        """Redo the last n undone moves, unless another move followed the undo.
+
+        Args:
+            n: the number of moves.
+            dry_run: return what would happen, without changing anything.
+
+        Raises:
+            NotFound: "nothing_to_redo" if there are fewer moves.
+        """
         return self._undo_or_redo(REDO, n, dry_run)
 
     @retry_on_sweep
@@ -278,12 +311,12 @@ class WorkspaceUndoMixin(WorkspaceKernelsMixin):
             deeds, secrets = hub.unrestorable_since(name, found.target)
             report = self.restore_commit(found.target, direction, detail=found.detail)
         restored = RestoreResult(to_hex(found.target), report, deeds, secrets=secrets)
-        assert before is not None  # or there was nothing to plan
+        assert before is not None  # a plan exists only with a head
         return found.result(
             hub, safety, restored, kept=found.dirty or self._has_new_events(before.oid, safety)
         )
 
     def _has_new_events(self, before: Oid, after: Oid) -> bool:
-        """Whether its mind was told something between two commits."""
+        """Return True if the session recorded events between two commits."""
         old, new = (self.hub.history.state(oid).journal for oid in (before, after))
         return old != new

@@ -1,4 +1,11 @@
-"""A workspace: a branch with a machine. Each verb is atomic and has a way back."""
+"""A workspace: a branch together with a machine that holds its files and processes.
+
+`Workspace` is the entry point of this package. Each verb is atomic: after a failure the files are
+as before. Uncommitted work is committed before a verb replaces files.
+
+Locks: verbs that only read the files take `_shared_access`; verbs that replace files take
+`exclusive_access`. Both also keep a concurrent sweep from deleting objects.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class WorkspaceStatus(msgspec.Struct, frozen=True):
-    """What a commit would record now."""
+    """The changes that a commit would record now."""
 
     name: str
     engine: str
@@ -58,20 +65,24 @@ class WorkspaceStatus(msgspec.Struct, frozen=True):
 
     @property
     def clean(self) -> bool:
+        """True if there is nothing to commit."""
         return not self.changes
 
 
 class Workspace(WorkspaceUndoMixin):
-    """An open workspace. One thread at a time; leaving the `with` block closes it."""
+    """An open workspace.
+
+    An instance may be used by one thread at a time. Leaving the `with` block closes it.
+    """
 
     generated_directory = (
-        ""  # a directory whose files are written anew at each commit: no conflicts there
+        ""  # directory that each commit rewrites: merges report no conflicts there
     )
 
     def __init__(self, hub: Hub, row: WorkspaceRow, opened: OpenMachine) -> None:
         super().__init__(hub, row)
         self._machine, self._lock = opened
-        self._announced_fork_ids: list[str] = []  # ids of the machines of forks that are being made
+        self._announced_fork_ids: list[str] = []  # machine ids of the forks being made
         self._closed = False
 
     def __repr__(self) -> str:
@@ -84,35 +95,47 @@ class Workspace(WorkspaceUndoMixin):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # what it is
+    # properties
 
     @property
     def engine(self) -> str:
+        """Return the name of the engine that runs the machine."""
         return self._machine.engine
 
     @property
     def path(self) -> Path:
-        """Where the host can read its files."""
+        """Return the directory where the host can read the files of the workspace."""
         return self._machine.path
 
     @property
     def head(self) -> CommitInfo | None:
+        """Return the last commit on the branch, or None."""
         self.refresh_head()
         return self.hub.history.info(self._head.oid) if self._head else None
 
     @property
     def losses(self) -> list[Loss]:
-        """What the last commit could not capture."""
+        """Return what the last commit could not capture."""
         return self._machine.losses
 
-    # commit
+    # commit, status and diff
 
     def commit(
         self, message: str = "", *, allow_secrets: bool = False, durable: Durability | None = None
     ) -> CommitInfo:
-        """Record the present state; with nothing changed, the head is returned. One that would hold
-        a secret that is known is Refused("secret_found"), unless you allow it. `durable`: see
-        Session.commit."""
+        """Commit the present files and processes.
+
+        Args:
+            message: the commit message.
+            allow_secrets: commit even if the files hold a known secret.
+            durable: where the commit must be stored on return; see `Session.commit`.
+
+        Returns:
+            The new commit, or the head if nothing has changed.
+
+        Raises:
+            Refused: "secret_found" if the files hold a known secret and `allow_secrets` is False.
+        """
         require(TEXT._replace(kind="bad_message"), message=message)
         require(FLAG, allow_secrets=allow_secrets)
         promise = self.hub.objects.with_durability(durable)
@@ -126,10 +149,16 @@ class Workspace(WorkspaceUndoMixin):
             return self._record(self._snapshot(), message)
 
     def log(self, ref: Ref = "HEAD", *, limit: int | None = None) -> list[CommitInfo]:
-        """Commits reachable from `ref`, by default from this branch, newest first."""
+        """Return the commits reachable from `ref`, newest first.
+
+        Args:
+            ref: a branch, tag or commit; the head of this branch by default.
+            limit: the highest number of commits to return; None for all.
+        """
         return list(self.hub.history.log(self.resolve(ref), limit=limit))
 
     def status(self) -> WorkspaceStatus:
+        """Return the changes since the head, and what a commit could not capture."""
         with self._shared_access() as machine:
             image = self.hub.read_image(machine.snapshot_files())
             head = self.head
@@ -143,7 +172,12 @@ class Workspace(WorkspaceUndoMixin):
             )
 
     def diff(self, ref: Ref = "HEAD", other: Ref | None = None) -> list[TreeChange]:
-        """From `ref` to `other`, or to the present files when `other` is not given."""
+        """Return the file changes from `ref` to `other`.
+
+        Args:
+            ref: the older side; the head of this branch by default.
+            other: the newer side. None means the present files, committed or not.
+        """
         before = self.image_at(self.resolve(ref))
         if other is not None:
             after = self.image_at(self.resolve(other))
@@ -153,7 +187,7 @@ class Workspace(WorkspaceUndoMixin):
                 self.hub.trees, before, self.hub.read_image(machine.snapshot_files())
             )
 
-    # back and forth
+    # restore, rewind and fork
 
     @retry_on_sweep
     def restore(
@@ -164,12 +198,23 @@ class Workspace(WorkspaceUndoMixin):
         paths: Sequence[str | bytes] | str | bytes | None = None,
         restart: bool = False,
     ) -> Report:
-        """Make the files those of `ref` and move the branch there; uncommitted work is kept first.
-        Processes of that commit come back too; with `only` {"files"} those that run stay instead.
+        """Restore the files and processes of `ref` and move the branch there.
 
-        With `paths`, only these come back and the branch stays where it is; what they replace,
-        when it was not committed, is one step back in the reflog. With `restart`, services that ran
-        then and do not run now are started by their commands.
+        Uncommitted work is committed first.
+
+        Args:
+            ref: the commit to restore.
+            only: {"files"} restores the files and leaves the running processes as they are.
+            paths: restore only these paths. The branch does not move. Uncommitted content that is
+                replaced is saved in the reflog, one step back.
+            restart: start services that ran at `ref` and do not run now, by their recorded
+                commands.
+
+        Returns:
+            A report of what was changed and what could not be restored.
+
+        Raises:
+            Invalid: "nothing_to_restore" if `only` names something other than files and processes.
         """
         require(FLAG, restart=restart)
         optional(LIST, only=[] if isinstance(only, str) else only)
@@ -193,7 +238,11 @@ class Workspace(WorkspaceUndoMixin):
 
     @retry_on_sweep
     def rewind(self, n: int = 1) -> Report:
-        """Restore the n-th commit back on this branch."""
+        """Restore the n-th ancestor of the head on this branch.
+
+        Raises:
+            NotFound: "no_commit" if the workspace has no commit yet.
+        """
         require(POSITIVE_COUNT, n=n)
         with self.exclusive_access():
             head = self.head
@@ -204,7 +253,10 @@ class Workspace(WorkspaceUndoMixin):
 
     @retry_on_sweep
     def fork(self, n: int = 1) -> list[Workspace]:
-        """n private copies as of now, each a branch of its own; all or none."""
+        """Create n private copies of the present state, each on a new branch.
+
+        The present state is committed first. Either all n forks are created or none.
+        """
         require(POSITIVE_COUNT, n=n)
         with self._shared_access() as machine, self.announce_forks(n):
             point = self._record(self._snapshot(), "fork point")
@@ -214,7 +266,10 @@ class Workspace(WorkspaceUndoMixin):
 
     @contextmanager
     def announce_forks(self, n: int) -> Iterator[None]:
-        """A commit and n forks of it are made within: these may begin before that is there."""
+        """Let the machine start n forks early, before the commit made in this block is stored.
+
+        On leaving the block, announced forks that were not used are stopped.
+        """
         machine = self._open_machine()
         self._announced_fork_ids = self.hub.announce_forks(self.row, machine, n)
         try:
@@ -227,12 +282,22 @@ class Workspace(WorkspaceUndoMixin):
     def fork_with_extras(
         self, point: Oid, n: int, *, extras: Callable[[Sequence[str]], TransactionExtras]
     ) -> tuple[list[Workspace], list[Lease]]:
-        """n private copies as of the commit just made, and what `minds` adds to them."""
-        heirs, self._announced_fork_ids = self._announced_fork_ids, []  # which are there once
+        """Create n private copies of the commit `point`.
+
+        Args:
+            point: the commit made last on this branch.
+            n: the number of copies.
+            extras: gives the catalog changes to write with the new branches, from their names.
+
+        Returns:
+            The new workspaces and the leases that were claimed in the same transaction.
+        """
+        # an announced fork can be used only once
+        heirs, self._announced_fork_ids = self._announced_fork_ids, []
         with self._shared_access() as machine:
             return self.hub.fork_with_extras(self.row, machine, point, n, extras=extras, ids=heirs)
 
-    # together again
+    # merge, land and close
 
     def merge(
         self,
@@ -242,13 +307,21 @@ class Workspace(WorkspaceUndoMixin):
         favor: Favor | None = None,
         dry_run: bool = False,
     ) -> MergeResult:
-        """Bring in what `other` changed since the common ancestor.
+        """Merge the changes that `other` made since the common ancestor.
 
-        What a private workspace, given itself or by name, has not committed is committed first.
-        Conflicts are data: Conflict("merge_conflict") lists them and nothing is touched. `favor`
-        ("ours" or "theirs") settles them; `dry_run` only returns what would happen.
+        Uncommitted work of a private workspace is committed first, if `other` is that workspace or
+        its name.
+
+        Args:
+            other: an open workspace, or a branch, tag or commit.
+            message: the message of the merge commit; None for a default.
+            favor: "ours" or "theirs" settles every conflict for that side.
+            dry_run: return what would happen, without changing anything.
+
+        Raises:
+            Conflict: "merge_conflict" with the list of conflicts. Nothing has changed.
         """
-        from ortet.workspaces import merge as merging  # here: a commit does without it
+        from ortet.workspaces import merge as merging  # imported here: a commit does not need it
 
         require(FLAG, dry_run=dry_run)
         optional(TEXT, message=message)
@@ -257,35 +330,42 @@ class Workspace(WorkspaceUndoMixin):
         return merging.merge(self, other, message=message, favor=favor)
 
     def land(self, *, favor: Favor | None = None) -> Report:
-        """Apply what this private workspace changed to the original directory, all or nothing."""
+        """Apply the changes of this private workspace to its original directory, all or nothing.
+
+        Args:
+            favor: "ours" or "theirs" settles every conflict for that side.
+        """
         from ortet.workspaces import merge as merging
 
         return merging.land(self, favor=favor)
 
     def close(self) -> None:
-        """Stop the machine; a private one's files stay and are there at the next open."""
+        """Stop the machine and close this handle.
+
+        The files of a private workspace remain and are there at the next open.
+        """
         if not self._closed:
             self._closed = True
             self.hub.untrack_workspace(self)
             self._end_kernels()
             OpenMachine(self._machine, self._lock).close()
 
-    # what merging is made of
+    # building blocks for merge, undo and sessions
 
     def current_image(self) -> records.Image:
-        """The present files, not committed."""
+        """Return an image of the present files without committing them."""
         with self._shared_access() as machine:
             return self.hub.read_image(machine.snapshot_files())
 
     @contextmanager
     def exclusive_access(self) -> Iterator[None]:
-        """No other process looks at the files, or moves them, during the block."""
+        """Hold the exclusive lock: no other process reads or changes the files during the block."""
         self._open_machine()
         with self._lock.exclusive(), self.hub.writing():
             yield
 
     def commit_pending(self, message: str) -> Oid:
-        """Within `moving`: commit what is not committed; returns the head."""
+        """Commit uncommitted work and return the head. Must be called inside `exclusive_access`."""
         return from_hex(self._record(self._snapshot(), message).oid)
 
     def restore_commit(
@@ -296,9 +376,14 @@ class Workspace(WorkspaceUndoMixin):
         *,
         processes: bool = True,
         detail: str = "",
-        may_be_unreferenced: bool = False,  # perhaps only its id leads to it
+        may_be_unreferenced: bool = False,  # True if only its id may refer to it
     ) -> Report:
-        """Within `moving`: bring the files, or some, to a commit, and when all, the branch too."""
+        """Restore the files of `target` and move the branch.
+
+        Must be called inside `exclusive_access`. With `paths`, only these paths are restored and
+        the branch does not move. If a step fails before the branch has moved, the files are
+        restored to the state of before.
+        """
         if paths is not None:
             return self._restore_paths(target, verb, [os.fsencode(path) for path in paths])
         safety = self.commit_pending(f"before {verb}")
@@ -322,21 +407,31 @@ class Workspace(WorkspaceUndoMixin):
 
     @retry_on_sweep
     def checkout_files(self, target: Oid, *, processes: bool) -> Report:
-        """The files of a commit, to be committed or not: the branch stays where it is."""
+        """Restore the files of `target` without moving the branch.
+
+        The restored files are then uncommitted changes.
+        """
         with self.exclusive_access():
             head = self._head.oid if self._head else None
             pin_commit(self.hub, target, reachable_from=head, branch=self.name)
             return self._machine.restore(self._image_to_restore(target, processes=processes))
 
     def apply_image(self, image: records.Image, message: str, parents: Sequence[Oid]) -> CommitInfo:
-        """Within `moving`: make the files those of an image and commit them with these parents."""
+        """Replace the files by `image` and commit them. Must be called inside `exclusive_access`.
+
+        Args:
+            image: the files to write.
+            message: the commit message.
+            parents: the parents of the new commit. The first one is restored if a step fails.
+        """
         with self._rollback_to(parents[0]):
             self._machine.restore(self.hub.objects.put(Kind.IMAGE, encode(image)))
             return self._record(self._snapshot(), message, parents, "merge")
 
     def _restore_paths(self, target: Oid, verb: str, paths: Sequence[bytes]) -> Report:
-        """Bring some paths to a commit; done twice, the second time changes nothing at all."""
-        from ortet.machines.restore.restore import is_restore_noop  # here: a commit does without it
+        """Restore some paths. A second call with the same arguments changes nothing."""
+        # imported here: a commit does not need it
+        from ortet.machines.restore.restore import is_restore_noop
 
         hub, image = self.hub, self.image_oid(target)
         current = self._machine.snapshot_files()
@@ -348,9 +443,12 @@ class Workspace(WorkspaceUndoMixin):
         return self._machine.restore(image, paths)
 
     def _commit_pending_to_reflog(self, image: Oid, message: str) -> None:
-        """Commit what is not committed to the reflog only: the branch stays where it is."""
+        """Save uncommitted work as a commit that only the reflog refers to.
+
+        The branch does not move.
+        """
         state = self._put_state(image)
-        if self._head is None:  # then there is no place to come back to
+        if self._head is None:  # no head to return to, so make a normal commit
             self._record(image, message)
         elif not self._is_head_state(state):
             before = self._head.oid
@@ -360,27 +458,30 @@ class Workspace(WorkspaceUndoMixin):
 
     @contextmanager
     def _shared_access(self) -> Iterator[Machine]:
-        """No other process moves the files during the block, and no sweep takes objects."""
+        """Hold the shared lock: no other process changes the files, no sweep deletes objects."""
         machine = self._open_machine()
         with self._lock.shared(), self.hub.writing():
             yield machine
 
     @contextmanager
     def _rollback_to(self, commit: Oid) -> Iterator[None]:
-        """When the block fails before the head has moved, the files are those of `commit` again."""
+        """Restore the files of `commit` if the block fails before the head has moved."""
         moves = self._moves
         try:
             yield
         except BaseException:
             if self._moves == moves:
-                with suppress(OrtetError):  # the cause is what counts, and nothing is lost
+                with suppress(OrtetError):  # raise the original error; the work is committed
                     self._machine.restore(self.image_oid(commit))
                     self.participant.abort_restore()
             raise
 
     def recover_interrupted_restore(self) -> Workspace:
-        """If a process was killed between moving the files and moving the branch, its mind knows
-        those of before, so they come back; what else is found is kept in the reflog."""
+        """Restore the files if a process died between changing them and moving the branch.
+
+        The session state still belongs to the earlier commit, so its files are restored. The
+        present files are saved in the reflog first.
+        """
         if pending_restore(self.hub.catalog, self.name) is None:
             return self
         with self.exclusive_access():

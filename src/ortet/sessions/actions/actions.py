@@ -1,4 +1,7 @@
-"""Actions: the intent is durable before the deed, the outcome after it, no deed is done twice."""
+"""Actions: declaration of functions that agents call, idempotency keys and plain data.
+
+`effects.py` runs actions. This module has no store access.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,12 @@ _MAX_PLAIN_BYTES = 256 * 1024
 
 
 class Action(msgspec.Struct, frozen=True):
-    """What its author says of a function that agents call.
+    """How a function that agents call may be repeated.
 
-    `pure`: run it again freely. `recorded`: give back what was recorded. `idempotent`: run it again
-    with the same key. `once`: never again, whatever happened.
+    - `pure`: run it again freely.
+    - `recorded`: return the recorded outcome.
+    - `idempotent`: run it again with the same key.
+    - `once`: never run it again.
     """
 
     name: str
@@ -50,8 +55,11 @@ def action(
 def action(
     name: Any = "", *, replay: Replay = "recorded", key: str = "", scope: KeyScope = "family"
 ) -> Any:
-    """Mark a function: `@ortet.action`, or `@ortet.action(replay="once", key="mail-{to}")`, whose
-    key has the argument `to` in it. Calling the function stays as it was."""
+    """Mark a function as an action. Calling the function directly works as before.
+
+    Use `@ortet.action`, or `@ortet.action(replay="once", key="mail-{to}")`. The key is filled with
+    the argument `to` of each call.
+    """
     check_text(key=key, replay=replay, scope=scope)
     _check(replay, scope)
     if not callable(name):
@@ -75,7 +83,11 @@ def describe(
     key: str | None = None,
     scope: KeyScope | None = None,
 ) -> Action:
-    """What is known of a function, with what this call says about it."""
+    """Return the action of a call: the declaration of the function with the options of this call.
+
+    Raises:
+        Invalid: the function cannot be called, is async, or an option is wrong.
+    """
     if not callable(function):
         raise Invalid(
             "bad_action", f"{function!r} cannot be called: give a function, then its args"
@@ -92,7 +104,7 @@ def describe(
 
 
 def check_action(chosen: Action) -> Action:
-    """What is said of an action, if that can be."""
+    """Return the action if its fields are valid, otherwise raise Invalid."""
     check_text(name=chosen.name, key=chosen.key, replay=chosen.replay, scope=chosen.scope)
     _check(chosen.replay, chosen.scope)
     if chosen.replay == "idempotent" and not chosen.key:
@@ -105,7 +117,7 @@ def check_action(chosen: Action) -> Action:
 def _fill_key(
     declared: Action, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str:
-    """The key that its author gave a function, with the arguments of this call in it."""
+    """Return the declared key, filled with the arguments of this call."""
     if not isinstance(declared.key, str) or "{" not in declared.key:
         return declared.key
     try:
@@ -130,7 +142,7 @@ def key_taken(action: Action, other: str) -> Conflict:
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """As plain data; what is none is shown as text, and marked."""
+    """Return the arguments as plain data. Other values are shown as text and marked as opaque."""
     return {
         "args": [plain(arg) for arg in args],
         "kwargs": {k: plain(v) for k, v in kwargs.items()},
@@ -138,19 +150,19 @@ def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Plain data as it is, records and the like as such, anything else as what it prints."""
+    """Return plain data for a value: records as maps, anything else as its printed text."""
     try:
         built = msgspec.to_builtins(value, str_keys=True)
         check_plain(built)
         if len(encode(built)) <= _MAX_PLAIN_BYTES:
             return built
-    except Exception:  # whatever it is: a deed that was done has to be recorded as done
+    except Exception:  # any error: an effect that happened must be recorded
         pass
     return {"opaque": printed(value)}
 
 
 def printed(value: Any) -> str:
-    """What a value prints, as far as that can be had and stored."""
+    """Return the printed text of a value, shortened and safe to store."""
     try:
         text = repr(value)[:2000]
     except Exception:
@@ -163,7 +175,7 @@ def is_opaque(value: Any) -> bool:
 
 
 def digest(hasher: Callable[[bytes], bytes], name: str, call_arguments: dict[str, Any]) -> str:
-    """Tells calls apart: the same name and arguments always have the same."""
+    """Return an id of a call: equal for equal name and arguments."""
     return hasher(encode([name, call_arguments])).hex()[:32]
 
 

@@ -1,4 +1,8 @@
-"""Actions that wait for a human: asked in the journal, answered beside it, used for one deed."""
+"""Approvals: actions that wait for a human.
+
+A request is an event in the journal. The answer comes through the inbox. An approval is used for
+one effect.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +28,14 @@ if TYPE_CHECKING:
     from ortet.hub.hub import Hub
 
 USED = "approval-used"
-"""Rows of this kind say which deed took an approval. They outlive restores and are shared by forks:
-what was allowed once is done once."""
+"""Row kind: which effect used an approval.
+
+The rows survive restores and are shared by forks, so that an approval is used only once.
+"""
 
 
 def approvals_of(catalog: Catalog, session: str, state: SessionState) -> list[Approval]:
-    """All of a session, oldest first, with answers that are not in the journal yet."""
+    """Return all approvals of a session, oldest first, with answers that are still in the inbox."""
     found = {approval.id: approval for approval in state.approvals}
     for event in pending_events(catalog, session):
         asked = found.get(event.data.get("id", "")) if event.kind == "given" else None
@@ -54,7 +60,7 @@ def draft_answer(approval: str, *, by: str, ok: bool, why: str) -> Draft:
 
 
 class Approvals:
-    """What one session asks for and may use."""
+    """The approvals that one session requests and uses."""
 
     def __init__(self, hub: Hub, row: SessionRow, writer: EventWriter) -> None:
         self._hub = hub
@@ -62,7 +68,7 @@ class Approvals:
         self._writer = writer
 
     def ask(self, what: str, *, why: str = "", digest: str = "") -> str:
-        """Put a request before whoever may answer it; returns its id."""
+        """Record a request for an approval and return its id."""
         if not what or not isinstance(what, str):
             raise Invalid("bad_request", f"{what!r}: say in words what is to be allowed")
         check_text(why=why)
@@ -74,11 +80,14 @@ class Approvals:
         return str(event.data["id"])
 
     def allow(self, what: str, *, why: str, digest: str, effect: str) -> tuple[str, RowChange]:
-        """The approval for a call, and what marks it as used by the deed `effect`.
+        """Return the approval for a call and the row change that marks it as used by `effect`.
 
-        The first call asks and is Refused("approval_pending"), as all are until a human answered.
-        An approval is good for one deed; a deed that is taken up again keeps the one it had. What
-        was denied stays so for the same call and the same reason; a better reason asks again.
+        The first call records a request. An approval is good for one effect; an effect that is
+        retried keeps its approval. A denial stays valid for the same call and reason; another
+        reason makes a new request.
+
+        Raises:
+            Refused: "approval_pending" until a human answers, or "approval_denied".
         """
         if not isinstance(why, str) or not why:
             raise Invalid("bad_request", f"approve={why!r}: give the reason a human should read")
@@ -93,14 +102,14 @@ class Approvals:
                 raise _pending(approval.id, approval.what)
             if approval.state == "denied":
                 if approval.why != why:
-                    break  # another reason is another request
+                    break  # another reason is a new request
                 raise _denied(approval)
             expect = used.version if used is not None else 0
             return approval.id, RowChange(USED, key, effect.encode(), expect=expect)
         raise _pending(self.ask(what, why=why, digest=digest), what)
 
     def recorded_refusal(self, why: str, digest: str) -> Refused | None:
-        """What a call that was never done was told, as the mind knows it: to wait, or no."""
+        """Return the refusal of a call as the journal has it, or None. Used in a replay."""
         same = [one for one in self._writer.state.approvals if one.digest == digest]
         last = max(same, key=lambda one: one.seq, default=None)
         if last is None or (last.state == "denied" and last.why != why):
@@ -109,7 +118,7 @@ class Approvals:
 
 
 def is_used(error: Conflict) -> bool:
-    """Whether a transaction failed because another deed was faster to take the approval."""
+    """Return True if a transaction failed because another effect used the approval first."""
     return error.kind == "row_moved" and str(error.details.get("name")).startswith(USED)
 
 

@@ -1,4 +1,4 @@
-"""Artifacts: what a session made, by content, name and version, and what led to it."""
+"""Artifacts: content that a session made, by name and version, with its origin."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ _MEDIA = {
     ".yaml": "application/yaml",
     ".yml": "application/yaml",
 }
-"""What agents make and Python's own table has only in later releases, or not."""
+"""Media types that Python's own table lacks in some releases."""
 
 
 class StoredContent(msgspec.Struct, frozen=True):
-    """Stored bytes: `oid` in hex, "" for none or nothing."""
+    """Stored bytes. `oid` is in hex; "" means no content."""
 
     oid: str
     size: int
 
     @property
     def data(self) -> bytes:
-        """The same id as bytes: what `store.blobs` reads by."""
+        """Return the id as bytes."""
         return bytes.fromhex(self.oid)
 
     @property
     def refs(self) -> list[ObjectRef]:
-        """For the event that names it."""
+        """Return the object references for the event that names this content."""
         if not self.oid:
             return []
         kind = Kind.BLOB if self.size <= BLOCK_BYTES else Kind.BLOCKS
@@ -58,7 +58,7 @@ class StoredContent(msgspec.Struct, frozen=True):
 
 
 class Lineage(msgspec.Struct, frozen=True):
-    """Where an artifact comes from: the action that was being done, if any, and the reason."""
+    """The origin of an artifact: the action that made it, if any, and the reason."""
 
     artifact: Artifact
     action: Effect | None
@@ -66,20 +66,23 @@ class Lineage(msgspec.Struct, frozen=True):
 
 
 class Orphans(msgspec.Struct, frozen=True):
-    """`missing`: artifacts ("name@version") whose content is not in the store. `files`: paths of
-    the workspace that were not there at the first commit, and that no artifact is named after."""
+    """Inconsistencies between artifacts and files.
+
+    `missing` are artifacts ("name@version") whose content is not in the store. `files` are
+    workspace paths that are newer than the first commit and have no artifact of that name.
+    """
 
     missing: list[str]
     files: list[str]
 
 
 def store(objects: ObjectStore, data: bytes) -> StoredContent:
-    """Within hub.writing(), before the event that names it; flush before that is appended."""
+    """Store bytes. Call inside `hub.writing()`, and flush before the event is appended."""
     return StoredContent(put_bytes(objects, data).hex(), len(data))
 
 
 def store_file(objects: ObjectStore, path: Path, name: str) -> StoredContent:
-    """The same with the bytes of a file, as one moment saw it."""
+    """Store the bytes of a file, and fail if it changes during the read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -95,7 +98,7 @@ def store_file(objects: ObjectStore, path: Path, name: str) -> StoredContent:
 
 
 def descriptor(data: BinaryIO, name: str) -> int:
-    """Of an open file; Invalid for what only looks like one."""
+    """Return the file descriptor of an open file. Raise Invalid if there is none."""
     try:
         return data.fileno()
     except (OSError, ValueError) as error:
@@ -105,7 +108,12 @@ def descriptor(data: BinaryIO, name: str) -> int:
 
 
 def store_open(objects: ObjectStore, fd: int, name: str, label: str) -> StoredContent:
-    """The same with an open file, from its first byte."""
+    """Store the bytes of an open file, from its first byte.
+
+    Raises:
+        Invalid: "not_a_file" if it is not a regular file.
+        Unavailable: "file_changed" if it was written to during the read.
+    """
     before = os.fstat(fd)
     if not stat.S_ISREG(before.st_mode):
         raise Invalid("not_a_file", f"{label} is no regular file: give one, or data=…")
@@ -123,9 +131,9 @@ def load(objects: ObjectStore, content: StoredContent) -> bytes:
 
 
 def locate(name: str, root: os.PathLike[str] | None) -> tuple[str, Path]:
-    """The name of an artifact that is a file, and where it lies: below `root`, if there is one.
+    """Return the artifact name and the path of a file, below `root` if there is one.
 
-    A link that leads out of the workspace is not followed: what lies there is not the agent's.
+    A symbolic link out of the workspace is refused: its target does not belong to the agent.
     """
     if root is None:
         path = Path(name)
@@ -157,7 +165,7 @@ def check_name(name: str | os.PathLike[str]) -> str:
 
 
 def guess_media(name: str, data: bytes | str | BinaryIO | None) -> str:
-    """By the name's ending; the same on every host."""
+    """Guess the media type from the file extension. The result is equal on every host."""
     known = _MEDIA.get(Path(name).suffix.lower())
     guessed = known or mimetypes.MimeTypes().guess_type(name)[0]
     if guessed:
@@ -170,11 +178,11 @@ def key_of(name: str, version: int) -> str:
 
 
 def last_version(table: StateTable[Artifact], name: str) -> int:
-    """0 when there is none. Versions have no gaps, so a few looks are enough."""
+    """Return the last version, or 0. Versions have no gaps, so a binary search finds it."""
     high = 1
     while table.get(key_of(name, high)) is not None:
         high *= 2
-    low = high // 2  # is there, or 0
+    low = high // 2  # exists, or is 0
     while high - low > 1:
         middle = (low + high) // 2
         if table.get(key_of(name, middle)) is None:
@@ -201,7 +209,7 @@ def data_of(objects: ObjectStore, artifact: Artifact) -> bytes:
 
 
 def content_of(artifact: Artifact) -> StoredContent:
-    """NotFound for one that is only a link."""
+    """Return the content of an artifact. Raise NotFound if it is only a link."""
     if artifact.link and not artifact.oid:
         raise NotFound(
             "no_content", f"artifact {artifact.name} is a link, its content is at {artifact.link}"
@@ -210,7 +218,7 @@ def content_of(artifact: Artifact) -> StoredContent:
 
 
 def missing_content(objects: ObjectStore, artifacts: Iterable[Artifact]) -> list[str]:
-    """Those whose content cannot be read."""
+    """Return the artifacts whose content cannot be read."""
     found = []
     for artifact in artifacts:
         if artifact.oid:
@@ -222,10 +230,10 @@ def missing_content(objects: ObjectStore, artifacts: Iterable[Artifact]) -> list
 
 
 def unaccounted_files(files: Workspace, artifacts: Iterable[Artifact]) -> list[str]:
-    """Files that came since the first commit and that no artifact is named after."""
+    """Return files that are newer than the first commit and have no artifact of that name."""
     before = None
     head = files.head
-    with suppress(NotFound):  # the first commits may hold a mind only
+    with suppress(NotFound):  # the first commits may hold no files
         for commit in files.hub.history.first_parents(Oid(bytes.fromhex(head.oid))) if head else ():
             before = files.image_at(commit)
     names = {artifact.name for artifact in artifacts}

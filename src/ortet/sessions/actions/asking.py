@@ -1,4 +1,7 @@
-"""What waits for a human in all sessions, found without a look at every mind."""
+"""Index of the sessions with open approval requests.
+
+It finds all open requests without loading every session.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,13 @@ from ortet.sessions.table import ARCHIVED, CLOSED, PENDING_APPROVALS, SessionRow
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
 
-# A row is written with what asks, and with each timeline that begins behind such, in a fork or a
-# restore. Who looks, and finds that all is answered, drops it.
+# A row is written with each request, and with each timeline that inherits requests by a fork or a
+# restore. A reader that finds no open request drops the row.
 _INDEX_COMPLETE_ROW = ("store", PENDING_APPROVALS)
-"""The row that says that there is one for each such session: a store of an earlier release has none
-until somebody looks at all of its minds."""
+"""Row that says that the index is complete.
+
+A store of an earlier release has no such row, until `_build_index` has read all sessions.
+"""
 
 
 def pending_approval_row(session: str) -> RowChange:
@@ -27,7 +32,7 @@ def pending_approval_row(session: str) -> RowChange:
 
 
 def inherited_approval_rows(rows: Iterable[SessionRow], fold: Fold | None) -> list[RowChange]:
-    """The same of sessions whose minds begin with a fold, where anything was ever asked for."""
+    """Return index rows for sessions that start from a fold with approvals."""
     asked = fold is not None and any(name == "approvals" for name, _ in fold.maps)
     return [pending_approval_row(row.id) for row in rows] if asked else []
 
@@ -35,7 +40,11 @@ def inherited_approval_rows(rows: Iterable[SessionRow], fold: Fold | None) -> li
 def pending_approvals(
     hub: Hub, sees: Callable[[str], bool] = lambda _agent: True
 ) -> list[tuple[SessionRow, Approval]]:
-    """What can be answered in all sessions, or those of the agents to be seen: the oldest first."""
+    """Return the open approval requests of all sessions, oldest session first.
+
+    Args:
+        sees: says which agents are included.
+    """
     if hub.catalog.row(*_INDEX_COMPLETE_ROW) is None:
         _build_index(hub)
     found: list[tuple[SessionRow, Approval]] = []
@@ -53,13 +62,13 @@ def pending_approvals(
         if not waiting:
             done.append(_drop_hint(hint))
     if done:
-        with suppress(OrtetError):  # one of them has asked again: the next look finds the others
+        with suppress(OrtetError):  # a new request came in; the next call drops the other rows
             hub.catalog.move([], verb="answered", rows=done)
     return sorted(found, key=lambda pair: (pair[0].created, len(pair[0].name), pair[0].name))
 
 
 def _open_approvals(hub: Hub, row: SessionRow) -> list[Approval]:
-    """Nothing in one that is closed; what is taken out of an archive says so anew."""
+    """Return the open requests of a session. A closed or archived session has none."""
     if row.status in (CLOSED, ARCHIVED):
         return []
     return [one for one in hub.get(row.id).approvals() if one.state == "asked"]
@@ -77,8 +86,8 @@ def _hints(catalog: Catalog) -> list[CatalogRow]:
 
 
 def _build_index(hub: Hub) -> None:
-    """Once in the life of a store. Who asks from now on says so itself."""
+    """Build the index once for a store of an earlier release. New requests add their own rows."""
     asking = [pending_approval_row(row.id) for row in hub.sessions() if _open_approvals(hub, row)]
     kind, key = _INDEX_COMPLETE_ROW
-    with suppress(OrtetError):  # a store that cannot be written is looked through each time
+    with suppress(OrtetError):  # a read-only store is searched each time
         hub.catalog.move([], verb="asks", rows=[*asking, RowChange(kind, key, b"")])

@@ -1,6 +1,7 @@
-"""What was spent, by whom, on which model, in which second: one row a minute, kept for good.
+"""Billing records: amounts by session, model and second.
 
-The rows are written with the spend events and outlive them: what was erased was still paid for.
+There is one row a minute, session and model. Rows are written with the spend events and are never
+deleted: erased events were still paid for.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _SECOND = "%Y-%m-%dT%H:%M:%S"
 
 
 class Bill(msgspec.Struct, frozen=True):
-    """One line of a bill: all that was spent by one agent, session, on one model or day.
+    """One line of a bill: the total of one agent, session, model or day.
 
-    `name` is what people call it; `key` of a session is its id.
+    `name` is the display name; `key` of a session is its id.
     """
 
     key: str
@@ -38,7 +39,7 @@ class Bill(msgspec.Struct, frozen=True):
 
 
 class Second(msgspec.Struct, frozen=True):
-    """A part of a minute: its second, what was spent in it, and how often."""
+    """The spends of one second of a minute."""
 
     at: int
     amounts: dict[str, float]
@@ -46,7 +47,7 @@ class Second(msgspec.Struct, frozen=True):
 
 
 class SpendRecord(msgspec.Struct, frozen=True):
-    """What one session spent on one model in one second, `time` in ns since 1970."""
+    """The spend of one session on one model in one second. `time` is in ns since 1970."""
 
     time: int
     session: str
@@ -55,8 +56,10 @@ class SpendRecord(msgspec.Struct, frozen=True):
 
 
 class MinuteSpend(msgspec.Struct, frozen=True):
-    """What one session spent on one model in one minute; rows of an earlier release are of one
-    hour, and have no `seconds`."""
+    """The spend of one session on one model in one minute.
+
+    Rows of an earlier release cover one hour and have no `seconds`.
+    """
 
     agent: str
     session: str
@@ -78,7 +81,7 @@ class MinuteSpend(msgspec.Struct, frozen=True):
         )
 
     def since(self, second: int) -> MinuteSpend:
-        """Without what was spent before a second of its minute."""
+        """Return the record without spends before `second` of its minute."""
         kept = [part for part in self.seconds if part.at >= second]
         amounts: Amounts = {}
         for part in kept:
@@ -90,7 +93,7 @@ class MinuteSpend(msgspec.Struct, frozen=True):
 def bill_row_change(
     catalog: Catalog, row: SessionRow, amounts: Amounts, model: str, now_ns: int
 ) -> RowChange:
-    """The row that counts one more spend. Only the session's own writer changes it."""
+    """Return the row change that adds one spend. Only the session's own writer changes the row."""
     now = _moment(now_ns)
     key = f"{now.strftime(_MINUTE)}/{row.id}/{model}"
     found = catalog.row(_KIND, key)
@@ -106,8 +109,13 @@ def bill_row_change(
 def bill(
     catalog: Catalog, since: Since, by: GroupBy, *, sees: Callable[[str], bool] = lambda _: True
 ) -> list[Bill]:
-    """Totals in order of their keys, of the agents that one `sees`. `since` counts from the
-    beginning of its second, UTC."""
+    """Return the totals in order of their keys.
+
+    Args:
+        since: count from the start of this second, in UTC; None for all.
+        by: what one line stands for.
+        sees: says which agents are included.
+    """
     if by not in get_args(GroupBy):
         raise Invalid("bad_bill", f"by={by!r}: give one of {', '.join(get_args(GroupBy))}")
     lines: dict[str, Bill] = {}
@@ -122,7 +130,7 @@ def bill(
 
 
 def spends(catalog: Catalog, since: Since) -> Iterator[SpendRecord]:
-    """One after the other, in order of their minutes; rows that know no seconds are one spend."""
+    """Iterate over the spends in order of their minutes. A row without seconds yields one spend."""
     for when, part in _spans(catalog, _parse_since(since)):
         minute = int(datetime.fromisoformat(_full_timestamp(when)).timestamp())
         for one in part.seconds or [Second(0, part.amounts, part.spends)]:
@@ -131,12 +139,15 @@ def spends(catalog: Catalog, since: Since) -> Iterator[SpendRecord]:
 
 
 def _full_timestamp(when: str) -> str:
-    """A minute, or an hour of an earlier release, as a time."""
+    """Return the ISO timestamp of a row key: a minute, or an hour in an earlier release."""
     return f"{when}+00:00" if len(when) == _MINUTE_LENGTH else f"{when}:00+00:00"
 
 
 def _spans(catalog: Catalog, start: str) -> Iterator[tuple[str, MinuteSpend]]:
-    """From a second on. A minute is less than all keys of it: each has a slash behind it."""
+    """Iterate over the rows starting at `start`.
+
+    Row keys are `MINUTE/...`, so the bare minute sorts before all of its keys.
+    """
     after, second = start[:_MINUTE_LENGTH], int(start[_MINUTE_LENGTH + 1 :] or 0)
     first = after
     while page := catalog.rows(_KIND, after):
@@ -150,7 +161,7 @@ def _spans(catalog: Catalog, start: str) -> Iterator[tuple[str, MinuteSpend]]:
 
 
 def _parse_since(since: Since) -> str:
-    """A time, or as much of it as was said."""
+    """Return `since` as an ISO prefix with the given precision, in UTC."""
     if since is None:
         return ""
     if isinstance(since, str):

@@ -1,5 +1,8 @@
-"""The budget of a session: its purse in the family's account, and those of the families it works
-for. Rows move in the transaction that appends the event."""
+"""The budget of a session: its reservation in the budget of its family, and in outer families.
+
+A family may work inside the budget of another family; each is one `BudgetLevel`. Budget rows change
+in the same transaction that appends the event. A conflict with a sibling session is retried.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +35,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Shortfalls = Sequence[tuple["BudgetLevel", Sequence[str]]]
-"""On which levels which counters are used up."""
+"""The levels that are exhausted, each with its counters."""
 
-_FAMILY_BUDGET_KEY = "account"  # every other key of the kind is an id: a purse
+_FAMILY_BUDGET_KEY = "account"  # every other key of this row kind is the id of a reservation
 _TRIES = 100
-"""How often siblings may be faster before a spend gives up."""
+"""Number of attempts before a spend gives up on conflicts with siblings."""
 
 
 class BudgetLevel(msgspec.Struct, frozen=True):
-    """One account that a spend counts in, and the purse it is paid from; versions as read."""
+    """One family budget that a spend counts in, with the reservation it is paid from.
+
+    `versions` are those of the two rows as read.
+    """
 
     family: str
     key: str
@@ -49,7 +55,7 @@ class BudgetLevel(msgspec.Struct, frozen=True):
     versions: tuple[int, int]
 
     def changes(self, old: BudgetLevel) -> list[RowChange]:
-        """What to write, if nobody else has written since."""
+        """Return the row changes from `old`, valid only if the rows have not changed since."""
         kind, found = kind_of(self.family), []
         if self.purse != old.purse:
             found.append(RowChange(kind, self.key, encode(self.purse), self.versions[1]))
@@ -67,8 +73,12 @@ def kind_of(family: str) -> str:
 def initial_budget_rows(
     row: SessionRow, limits: BudgetLimits, outer: str, spent: Amounts
 ) -> list[RowChange]:
-    """The account of a session that begins, inside the budget of the family `outer` if any, and
-    its purse, if it has `spent` something in another store."""
+    """Return the budget rows of a new session.
+
+    Args:
+        outer: the family whose budget contains this one; "" for none.
+        spent: the amounts that the session has spent in another store.
+    """
     purse = Reservation(spent=dict(spent))
     account = budget_math.relimit(FamilyBudget(outer=outer), {row.id: purse}, limits)
     kind, found = kind_of(row.family), []
@@ -82,7 +92,7 @@ def initial_budget_rows(
 
 
 def levels(catalog: Catalog, row: SessionRow) -> list[BudgetLevel]:
-    """The session's own family first, then those it works for."""
+    """Return the budget levels: the session's own family first, then the outer families."""
     found: list[BudgetLevel] = []
     family, key = row.family, row.id
     while family and family not in {level.family for level in found}:
@@ -110,12 +120,12 @@ def reservation_rows(catalog: Catalog, family: str) -> Iterator[tuple[CatalogRow
 
 
 def spent_by(catalog: Catalog, family: str) -> dict[str, float]:
-    """All that a family, and those who work for it, ever spent."""
+    """Return the amounts that a family, and the families inside its budget, have ever spent."""
     return budget_math.total(purse for _, purse in reservation_rows(catalog, family))
 
 
 def remaining_for(catalog: Catalog, row: SessionRow) -> dict[str, float]:
-    """Of each counter with a limit: the least of what is left on any level."""
+    """Return the remaining amount of each limited counter: the least over all levels."""
     found: dict[str, float] = {}
     for level in levels(catalog, row):
         for name, rest in budget_math.remaining(
@@ -129,8 +139,11 @@ def remaining_for(catalog: Catalog, row: SessionRow) -> dict[str, float]:
 
 
 def reserve_share(catalog: Catalog, row: SessionRow, amounts: Amounts) -> list[RowChange]:
-    """What gives a new session these amounts of its family's budget, and no more; to be written
-    with it. Refused("budget_spent") when so much is not left."""
+    """Return the row changes that reserve a fixed share of the family's budget for a new session.
+
+    Raises:
+        Refused: "budget_spent" if the family has not enough left.
+    """
     level = levels(catalog, row)[0]
     account, purse = budget_math.reserve(level.account, amounts)
     if names := budget_math.over_limit(level.account, account):
@@ -148,17 +161,20 @@ def reserve_share(catalog: Catalog, row: SessionRow, amounts: Amounts) -> list[R
 
 
 class Budget:
-    """Spends for one open session. It never refuses what has been spent: it says that it was too
-    much, and the session stops."""
+    """Records the spends of one open session.
+
+    A spend has already happened, so it is always recorded. If it exceeds a limit, the session
+    pauses.
+    """
 
     def __init__(self, hub: Hub, row: SessionRow, writer: EventWriter, *, host: str) -> None:
         self._hub = hub
         self._row = row
         self._writer = writer
         self._host = host
-        self._counted_until = hub.clock.now_ns()  # wall time up to here is counted
+        self._counted_until = hub.clock.now_ns()  # wall time is counted up to here
         self._may_hold_unspent = (
-            True  # perhaps; others only ever lessen what this session has reserved
+            True  # False is certain: other sessions never increase this reservation
         )
 
     def spend(
@@ -170,9 +186,18 @@ class Budget:
         extra_rows: Sequence[RowChange] = (),
         at: int = 0,
     ) -> tuple[list[Event], Refused | None]:
-        """Record a spend behind `drafts`, with the rows `beside`, in one step; returns the events,
-        and the refusal that the caller has to raise once it has paused. It is on the bill of now,
-        or of when it was paid, `at`."""
+        """Record a spend after `drafts`, with `extra_rows`, in one transaction.
+
+        Args:
+            amounts: the amount of each counter.
+            model: the model that was paid.
+            drafts: events to append before the spend event.
+            extra_rows: further row changes for the transaction.
+            at: the time of the payment for the bill; 0 for now.
+
+        Returns:
+            The events, and the refusal that the caller raises after pausing the session, or None.
+        """
 
         self._may_hold_unspent = True
 
@@ -199,7 +224,7 @@ class Budget:
         return _retry_row_conflict(attempt)
 
     def limit(self, limits: BudgetLimits) -> Event:
-        """Set limits of the family; the others stay."""
+        """Set limits of the family. Limits that are not given stay."""
 
         def attempt() -> Event:
             catalog, level = self._hub.catalog, levels(self._hub.catalog, self._row)[0]
@@ -217,7 +242,7 @@ class Budget:
         return _retry_row_conflict(attempt)
 
     def refusal_if_spent(self) -> Refused | None:
-        """Before an action: the refusal when nothing is left to pay it from."""
+        """Return the refusal if nothing is left to pay an action, otherwise None."""
         found = levels(self._hub.catalog, self._row)
         timed = any(SECONDS in level.account.limits for level in found)
         if timed and not self.remaining()[SECONDS]:
@@ -227,7 +252,7 @@ class Budget:
         return self._refusal(short) if short else None
 
     def remaining(self) -> dict[str, float]:
-        """What is left of each counter; of time, as of now."""
+        """Return the remaining amount of each counter, with time counted up to now."""
         found = remaining_for(self._hub.catalog, self._row)
         if SECONDS in found:
             elapsed = max(0, self._hub.clock.now_ns() - self._counted_until) / 1e9
@@ -235,8 +260,11 @@ class Budget:
         return found
 
     def count_lost_time(self, alive_until: int) -> None:
-        """Count the time of a process that was killed: from when it was last counted to its last
-        sign of life, which is an event, or `alive`, when it last renewed its lease."""
+        """Count the time of a process that was killed.
+
+        The time runs from the last count to the last sign of life: the last event, or
+        `alive_until`, when the process last renewed its lease.
+        """
         found = levels(self._hub.catalog, self._row)
         if not _has_time_limit(found):
             return
@@ -244,7 +272,7 @@ class Budget:
         counted, last = (
             int(timeline[:12], 16) * 10**6,
             alive_until,
-        )  # an id begins with its time, in ms
+        )  # an id starts with its time in ms
         for event in self._writer.event_log.events():
             if event.timeline != timeline:
                 continue
@@ -255,21 +283,21 @@ class Budget:
             self.spend({SECONDS: (last - counted) / 1e9})
 
     def settle(self) -> None:
-        """The session lets go: count its time, and give back what it holds unspent."""
+        """Count the time and return unspent amounts, when the session is released."""
         self.count()
         self._may_hold_unspent = (
-            True  # a sibling that died may have left something where both draw on
+            True  # a sibling that died may have left something in an outer reservation
         )
         self.return_unspent()
 
     def count(self) -> None:
-        """The wall time up to now."""
+        """Count the wall time up to now."""
         found = levels(self._hub.catalog, self._row)
         if self._seconds(found, {}, self._hub.clock.now_ns()):
             self.spend({})
 
     def return_unspent(self) -> None:
-        """Let siblings have what this session has reserved and not spent."""
+        """Return reserved and unspent amounts to the family, for siblings."""
 
         def attempt() -> None:
             before = levels(self._hub.catalog, self._row)
@@ -285,12 +313,12 @@ class Budget:
             _retry_row_conflict(attempt)
             self._may_hold_unspent = False
 
-    # inside
+    # private
 
     def _pay(
         self, before: Sequence[BudgetLevel], amounts: Amounts
     ) -> tuple[list[BudgetLevel], list[RowChange], Shortfalls]:
-        """The levels after a payment, reservations that were called in, and what was too much."""
+        """Return the levels after a payment, the reclaimed reservations and exceeded counters."""
         after: list[BudgetLevel] = []
         calls: list[RowChange] = []
         short: list[tuple[BudgetLevel, Sequence[str]]] = []
@@ -316,7 +344,7 @@ class Budget:
         return budget_math.exhausted_counters(account, level.purse)
 
     def _reclaim_abandoned(self, level: BudgetLevel) -> tuple[list[RowChange], FamilyBudget]:
-        """What sessions hold that nobody has open: their process was killed."""
+        """Return the changes that reclaim amounts held by sessions that no process has open."""
         catalog, account, changes = self._hub.catalog, level.account, []
         for row, purse in reservation_rows(catalog, level.family):
             if row.key != level.key and not self._is_open(row.key):
@@ -335,7 +363,10 @@ class Budget:
     def _warn(
         self, before: Sequence[BudgetLevel], after: Sequence[BudgetLevel], paid: Amounts
     ) -> tuple[list[Draft], list[BudgetLevel]]:
-        """Soft limits that this spend reaches; each is told once."""
+        """Return a warning event for each soft limit that is newly reached.
+
+        Each limit warns once.
+        """
         drafts: list[Draft] = []
         found: list[BudgetLevel] = []
         for old, new in zip(before, after, strict=True):
@@ -345,7 +376,7 @@ class Budget:
                 told = budget_math.to_warn(account, spent)
                 for name, limit in told.items():
                     data = {"what": "budget", "name": name, "limit": limit}
-                    data["spent"] = spent.get(name, 0.0)  # a limit of nothing is reached at once
+                    data["spent"] = spent.get(name, 0.0)  # a limit of 0 is reached at once
                     drafts.append(self._draft("warning", data))
                 account = replace(account, warned={**account.warned, **told})
             found.append(replace(new, account=account))
@@ -354,7 +385,7 @@ class Budget:
     def _seconds(
         self, found: Sequence[BudgetLevel], amounts: Amounts, now: int
     ) -> dict[str, float]:
-        """Wall time since it was last counted, where somebody has set a limit for it."""
+        """Return the wall time since the last count, if a level has a limit for it."""
         elapsed = max(0, now - self._counted_until) / 1e9
         return (
             {SECONDS: elapsed}
@@ -408,12 +439,12 @@ class Budget:
 
 
 def _has_time_limit(found: Sequence[BudgetLevel]) -> bool:
-    """Whether somebody has set a limit for wall time."""
+    """Return True if a level has a hard or soft limit for wall time."""
     return any(SECONDS in limits for x in found for limits in (x.account.limits, x.account.soft))
 
 
 def _retry_row_conflict(attempt: Callable[[], T]) -> T:
-    """Until no sibling was faster."""
+    """Run `attempt` again while it fails because a sibling changed a row first."""
     for _ in range(_TRIES - 1):
         try:
             return attempt()

@@ -1,7 +1,7 @@
-"""The arithmetic of a budget: what is granted, spent and left. No clock and no store.
+"""Arithmetic of budgets: granted, spent and remaining amounts. No clock and no store.
 
-A family has an account; each session of it has a purse, and so has each family that works for it.
-A purse draws more than it needs at once, so that forks do not wait for each other at every spend.
+A family has a `FamilyBudget`. Each session of the family, and each family inside its budget, has a
+`Reservation`. A reservation draws more than it needs at once, so that siblings rarely conflict.
 """
 
 from __future__ import annotations
@@ -16,36 +16,42 @@ from ortet.errors import Invalid
 
 Amounts = Mapping[str, float]
 SECONDS = "seconds"
-"""The counter of wall time, which a session that has a limit for it spends by itself."""
+"""The counter of wall time. A session with a limit for it spends time automatically."""
 SOFT = "soft"
 _DRAW_DIVISOR = 8
-"""A purse that draws gets this part of what nobody holds, if that is more than it needs."""
+"""A reservation draws this fraction of the free amount, if that is more than it needs."""
 _EPSILON = 1e-9
 
 
 class FamilyBudget(msgspec.Struct, frozen=True):
-    """A family's budget. `granted` is what purses hold or have spent, of counters with a limit."""
+    """The budget of a family.
+
+    `granted` is what reservations hold or have spent of limited counters.
+    """
 
     limits: dict[str, float] = {}
     soft: dict[str, float] = {}
     granted: dict[str, float] = {}
-    warned: dict[str, float] = {}  # the soft limits that were told
-    outer: str = ""  # the family inside whose budget this one lies
+    warned: dict[str, float] = {}  # soft limits that were already reported
+    outer: str = ""  # the family whose budget contains this one
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """What one session may spend without asking, and has spent. `spent` never shrinks."""
+    """The amounts that one session may spend without asking, and has spent.
+
+    `spent` never shrinks.
+    """
 
     granted: dict[str, float] = {}
     spent: dict[str, float] = {}
-    share: dict[str, float] = {}  # what it was given to do with, where its giver has said so
+    share: dict[str, float] = {}  # fixed share that the session may not exceed, if one was set
 
     def unspent(self, name: str) -> float:
         return max(0.0, self.granted.get(name, 0.0) - self.spent.get(name, 0.0))
 
 
 class BudgetLimits(msgspec.Struct, frozen=True):
-    """What a caller asks for; None takes a limit away."""
+    """Requested limits. None removes a limit."""
 
     hard: dict[str, float | None] = {}
     soft: dict[str, float | None] = {}
@@ -54,7 +60,10 @@ class BudgetLimits(msgspec.Struct, frozen=True):
 def pay(
     family_budget: FamilyBudget, reservation: Reservation, amounts: Amounts
 ) -> tuple[FamilyBudget, Reservation]:
-    """Both after a spend. It has happened, so it is counted whatever the limits say: see `over`."""
+    """Return both records after a spend.
+
+    A spend has already happened, so it is counted whatever the limits say; see `over_limit`.
+    """
     spent = add(reservation.spent, amounts)
     granted, given = dict(reservation.granted), dict(family_budget.granted)
     for name in amounts:
@@ -69,7 +78,7 @@ def pay(
 
 
 def reserve(family_budget: FamilyBudget, amounts: Amounts) -> tuple[FamilyBudget, Reservation]:
-    """Both when a new purse holds these amounts, and is to do with them; see `over`."""
+    """Return both records after a new reservation of a fixed share; see `over_limit`."""
     limited = {name: float(x) for name, x in amounts.items() if name in family_budget.limits}
     share = {name: float(x) for name, x in amounts.items()}
     return replace(family_budget, granted=add(family_budget.granted, limited)), Reservation(
@@ -78,7 +87,7 @@ def reserve(family_budget: FamilyBudget, amounts: Amounts) -> tuple[FamilyBudget
 
 
 def over_share(reservation: Reservation) -> list[str]:
-    """The counters of which a purse has spent more than its share."""
+    """Return the counters of which a reservation has spent more than its share."""
     return [
         name
         for name, most in reservation.share.items()
@@ -87,7 +96,7 @@ def over_share(reservation: Reservation) -> list[str]:
 
 
 def exhausted_shares(reservation: Reservation) -> list[str]:
-    """The counters of whose share nothing is left."""
+    """Return the counters whose share is used up."""
     return [
         name
         for name, most in reservation.share.items()
@@ -98,7 +107,7 @@ def exhausted_shares(reservation: Reservation) -> list[str]:
 def return_unspent(
     family_budget: FamilyBudget, reservation: Reservation
 ) -> tuple[FamilyBudget, Reservation]:
-    """Both when the purse keeps nothing that it has not spent."""
+    """Return both records after the reservation gives back all unspent amounts."""
     given = dict(family_budget.granted)
     for name in reservation.granted:
         given[name] = max(0.0, given.get(name, 0.0) - reservation.unspent(name))
@@ -110,7 +119,7 @@ def return_unspent(
 
 
 def over_limit(before: FamilyBudget, after: FamilyBudget) -> list[str]:
-    """The counters of which a payment took more than there was."""
+    """Return the counters whose limit a payment exceeded."""
     return [
         name
         for name, limit in after.limits.items()
@@ -120,7 +129,7 @@ def over_limit(before: FamilyBudget, after: FamilyBudget) -> list[str]:
 
 
 def exhausted_counters(family_budget: FamilyBudget, reservation: Reservation) -> list[str]:
-    """The counters of which this purse can get no more."""
+    """Return the counters of which this reservation can get no more."""
     return [
         name
         for name, limit in family_budget.limits.items()
@@ -137,14 +146,14 @@ def total(reservations: Iterable[Reservation]) -> dict[str, float]:
 
 
 def remaining(family_budget: FamilyBudget, spent: Amounts) -> dict[str, float]:
-    """Of each counter that has a limit, 0 when it is overrun."""
+    """Return the remaining amount of each limited counter, 0 if it is exceeded."""
     return {
         name: max(0.0, limit - spent.get(name, 0.0)) for name, limit in family_budget.limits.items()
     }
 
 
 def to_warn(family_budget: FamilyBudget, spent: Amounts) -> dict[str, float]:
-    """The soft limits that are reached and were not told yet."""
+    """Return the soft limits that are reached and not reported yet."""
     return {
         name: limit
         for name, limit in family_budget.soft.items()
@@ -155,7 +164,10 @@ def to_warn(family_budget: FamilyBudget, spent: Amounts) -> dict[str, float]:
 def relimit(
     family_budget: FamilyBudget, reservations: Mapping[str, Reservation], new_limits: BudgetLimits
 ) -> FamilyBudget:
-    """The account under other limits. Every reservation is called in: give purses their `spent`."""
+    """Return the family budget under new limits.
+
+    All reservations are reset: the caller must apply `reset_grants` to each of them.
+    """
     limits = _merge_limits(family_budget.limits, new_limits.hard)
     spent = total(reservations.values())
     return replace(
@@ -167,7 +179,7 @@ def relimit(
 
 
 def reset_grants(family_budget: FamilyBudget, reservation: Reservation) -> Reservation:
-    """A purse after `relimit`."""
+    """Return a reservation after `relimit`: granted exactly what it has spent."""
     return replace(
         reservation,
         granted={name: reservation.spent.get(name, 0.0) for name in family_budget.limits},
@@ -182,7 +194,11 @@ def add(one: Amounts, other: Amounts) -> dict[str, float]:
 
 
 def parse_limits(budget: Mapping[str, Any]) -> BudgetLimits:
-    """{"usd": 5.0, "soft": {"usd": 4.0}} checked; None takes a limit away."""
+    """Parse limits such as {"usd": 5.0, "soft": {"usd": 4.0}}. None removes a limit.
+
+    Raises:
+        Invalid: "bad_budget" for any other shape.
+    """
     hard = {name: limit for name, limit in budget.items() if name != SOFT}
     soft = budget.get(SOFT) or {}
     if not isinstance(soft, Mapping):
@@ -191,7 +207,7 @@ def parse_limits(budget: Mapping[str, Any]) -> BudgetLimits:
 
 
 def budget_event_data(limits: BudgetLimits) -> dict[str, Any]:
-    """The data of a "budget" event."""
+    """Return the data of a "budget" event."""
     return {"limits": _merge_limits({}, limits.hard), "soft": _merge_limits({}, limits.soft)}
 
 
@@ -227,5 +243,5 @@ def _merge_limits(old: Amounts, new_limits: Mapping[str, float | None]) -> dict[
 
 
 def _tolerance(limit: float) -> float:
-    """Sums of money are not exact: less than this is nothing."""
+    """Return the rounding tolerance: sums of floats are not exact."""
     return _EPSILON * max(1.0, limit)

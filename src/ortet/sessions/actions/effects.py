@@ -1,4 +1,12 @@
-"""What a session does to the world: begun and ended in its journal, known to all its family."""
+"""Effects: what actions do outside the store, recorded once for the whole family.
+
+Each action writes a `begun` event before it runs and an `ended` event after it. A row in the
+catalog holds the same effect for all sessions of the family, and survives restores. The row of an
+idempotency key points to its effect, so that a key is used once.
+
+States: `begun`, then `done` or `failed`. An action whose process died is `unsettled` until `settle`
+says what happened.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +53,7 @@ _DONE, _FAILED, _BEGUN, _UNSETTLED = "done", "failed", "begun", "unsettled"
 
 
 class EffectRow(msgspec.Struct, frozen=True):
-    """A row of the family's ledger: it outlives every restore."""
+    """The catalog row of an effect. It belongs to the family and survives every restore."""
 
     effect: Effect
     session: str
@@ -54,7 +62,7 @@ class EffectRow(msgspec.Struct, frozen=True):
 
 
 def effect_rows(catalog: Catalog, family: str) -> list[EffectRow]:
-    """Every deed of a family, in the order they began."""
+    """Return all effects of a family, in the order they began."""
     found: list[EffectRow] = []
     after = ""
     while page := catalog.rows(f"deed/{family}", after):
@@ -64,7 +72,7 @@ def effect_rows(catalog: Catalog, family: str) -> list[EffectRow]:
 
 
 def effects_since(catalog: Catalog, row: SessionRow, seq: int) -> list[Effect]:
-    """What a session did behind an event, on whatever timeline it was then."""
+    """Return the effects of a session after event `seq`, on any timeline, except failed ones."""
     mine = (deed for deed in effect_rows(catalog, row.family) if deed.session == row.id)
     return [
         deed.effect for deed in mine if deed.effect.state != _FAILED and deed.effect.begun > seq
@@ -72,7 +80,7 @@ def effects_since(catalog: Catalog, row: SessionRow, seq: int) -> list[Effect]:
 
 
 def carried_effect_rows(row: SessionRow, effects: Sequence[EffectRow]) -> list[RowChange]:
-    """Rows by which a new family knows of deeds that were done, or begun, in another store."""
+    """Return the rows of effects that were done or begun in another store, for a new family."""
     found: list[RowChange] = []
     for deed in effects:
         effect = deed.effect
@@ -90,8 +98,10 @@ def key_of(row: SessionRow, scope: str, key: str) -> str:
 
 
 class Intent(msgspec.Struct, frozen=True):
-    """A deed that its caller is to do now, and then to settle; `done`: it was done under the same
-    key before, with this `outcome`."""
+    """An effect that the caller performs now and then settles.
+
+    If `done` is True, it was performed before under the same key, with this `outcome`.
+    """
 
     effect: Effect
     done: bool = False
@@ -99,7 +109,7 @@ class Intent(msgspec.Struct, frozen=True):
 
 
 class EffectLog:
-    """The actions of one session."""
+    """Runs and records the actions of one session."""
 
     def __init__(self, hub: Hub, row: SessionRow, writer: EventWriter) -> None:
         self._hub = hub
@@ -123,7 +133,12 @@ class EffectLog:
         record: Callable[[Any], Any] = plain,
         recall: Callable[[Any], Any] = lambda outcome: outcome,
     ) -> Any:
-        """`record` makes plain data of what the function returned, `recall` the reverse."""
+        """Run a function as an action; see `Session.act`.
+
+        Args:
+            record: turns the result into plain data for the journal.
+            recall: turns recorded plain data into a result.
+        """
         action = describe(function, args, kwargs, name=name, replay=replay, key=key, scope=scope)
         deed = self._intend(action, args, kwargs, why=why, approve=approve)
         if deed.effect.state == _DONE:
@@ -146,7 +161,7 @@ class EffectLog:
         why: str,
         approve: str | None,
     ) -> Intent:
-        """The same as far as the deed itself, which is not done by this process."""
+        """Record the intent of an effect that another process performs; see `Session.intend`."""
         deed = self._intend(action, tuple(args), dict(kwargs), why=why, approve=approve)
         if deed.effect.state == _DONE:
             return Intent(deed.effect, True, outcome_of(deed.effect.name, deed.outcome))
@@ -162,7 +177,7 @@ class EffectLog:
         why: str,
         approve: str | None,
     ) -> EffectRow:
-        """Begun, durably; or as it was done under the same key."""
+        """Write the intent durably, or return the effect that was done under the same key."""
         check_text(why=why)
         said, why = self._hub.redact(arguments(args, kwargs)), self._hub.redact(why)
         before, version = self._find_previous(action)
@@ -174,13 +189,14 @@ class EffectLog:
             )
 
     def current(self) -> str:
-        """The id of the action this thread is in, "" for none."""
+        """Return the id of the action that this thread runs, or ""."""
         mine = get_ident()
         return next(
             (id_ for id_ in reversed(self.in_progress) if self.in_progress[id_] == mine), ""
         )
 
     def settle(self, effect: str, outcome: Any, *, failed: bool, error: str = "") -> Event:
+        """Record the outcome of an effect that has none; see `Session.settle`."""
         row = self._hub.catalog.row(self._kind, effect)
         if row is None:
             raise no_effect(effect)
@@ -196,10 +212,10 @@ class EffectLog:
         return effect_row.session == self._row.id and effect_row.effect.state != _FAILED
 
     def close_dangling(self) -> None:
-        """What a killed process had begun: mark it, so that every begin has an end.
+        """Record an outcome for each action that a killed process had begun.
 
-        On a timeline that forked off in the middle of an action, its end is told as the family
-        knows it, and what the family knows stays.
+        On a timeline that forked off during an action, the outcome is copied from the family's row,
+        which stays unchanged.
         """
         for effect in list(self._writer.state.effects):
             if effect.state == _BEGUN:
@@ -213,7 +229,7 @@ class EffectLog:
                     self._record_end_elsewhere(deed)
 
     def _record_end_elsewhere(self, effect_row: EffectRow) -> None:
-        """The end of a deed that was done elsewhere."""
+        """Record the outcome of an effect that another session performed."""
         state = _UNSETTLED if effect_row.effect.state == _BEGUN else effect_row.effect.state
         data = {"id": effect_row.effect.id, "state": state, "synthetic": True}
         if effect_row.outcome is not None:
@@ -223,7 +239,12 @@ class EffectLog:
         self._writer.add(Draft("ended", data, self._hub.author))
 
     def _find_previous(self, action: Action) -> tuple[EffectRow | None, int]:
-        """The deed that was done, or begun, under the same key, and the version of its row."""
+        """Return the effect that was done or begun under the same key, and the version of its row.
+
+        Raises:
+            Conflict: another action has the key, or the effect is in progress.
+            Unsettled: its outcome is not known, and it must not be run again.
+        """
         deed, version = self._find_by_key(self._key(action)) if action.key else (None, 0)
         if deed is None and action.key and action.scope == "timeline":
             deed, version = self._inherited(action.key)
@@ -239,8 +260,10 @@ class EffectLog:
         return deed, version
 
     def _inherited(self, key: str) -> tuple[EffectRow | None, int]:
-        """What was done under a key of a timeline that this one goes on from, before it left that:
-        a merge, or a restore to where a deed is known, does not make it undone."""
+        """Find an effect under a key of an earlier timeline of this session.
+
+        A merge, or a restore to a commit that knows the effect, does not make it undone.
+        """
         for span in reversed(self._writer.event_log.timeline_spans()[:-1]):
             deed, version = self._find_by_key(f"{span.timeline}/{key}")
             if deed is None or self._writer.state.effects.get(deed.effect.id) is None:
@@ -264,7 +287,11 @@ class EffectLog:
         version: int,
         approve: str | None,
     ) -> EffectRow:
-        """`version` is that of the row of `before`: who takes it up first does it."""
+        """Write the intent of an effect.
+
+        `version` is that of the row of `before`. If two processes retry the effect, the first one
+        wins.
+        """
         hub = self._hub
         id_ = before.effect.id if before else uuid7(hub.clock)
         mark = self.digest_call(action, call_arguments)
@@ -300,9 +327,10 @@ class EffectLog:
         return deed
 
     def _declare(self, effect_row: EffectRow, data: dict[str, Any], rows: list[RowChange]) -> None:
-        """The intent, durable; or somebody else does it."""
+        """Write the `begun` event durably, or raise if another process performs the effect."""
         id_, me = effect_row.effect.id, get_ident()
-        if self.in_progress.setdefault(id_, me) != me:  # set before another thread can see it begun
+        # set before another thread can see the event
+        if self.in_progress.setdefault(id_, me) != me:
             raise in_flight(effect_row.effect.key, self._row.id)
         try:
             self._writer.add(Draft("begun", data, self._hub.author), rows=rows)
@@ -310,7 +338,7 @@ class EffectLog:
             del self.in_progress[id_]
             if isinstance(error, Conflict) and is_used(error):
                 raise used_up(effect_row.effect.name) from error
-            if isinstance(error, Conflict) and error.kind == "row_moved":  # a sibling was faster
+            if isinstance(error, Conflict) and error.kind == "row_moved":  # a sibling was first
                 raise in_flight(effect_row.effect.key, "another") from error
             raise
 
@@ -350,7 +378,7 @@ class EffectLog:
             self.in_progress.pop(effect_row.effect.id, None)
 
     def digest_call(self, action: Action, call_arguments: dict[str, Any]) -> str:
-        """The same for every call of this name with these arguments."""
+        """Return the digest of a call: equal for equal name and arguments."""
         return digest(self._hub.objects.hasher.oid, action.name, call_arguments)
 
     @property
@@ -362,13 +390,13 @@ class EffectLog:
 
 
 def command_of(hub: Hub, data: dict[str, Any]) -> str:
-    """What was run, as it is shown: the journal has all of it."""
+    """Return the command of an action for display, shortened. The journal has the full text."""
     found: str = hub.redact(command_text(data))
     return clip(found, _MAX_COMMAND_CHARS)
 
 
 def outcome_of(name: str, outcome: Any) -> Any:
-    """What was recorded as the result of an action; Unsupported when that is text only."""
+    """Return the recorded outcome. Raise Unsupported if it was recorded as text only."""
     if is_opaque(outcome):
         raise Unsupported(
             "opaque_outcome",
@@ -380,7 +408,7 @@ def outcome_of(name: str, outcome: Any) -> Any:
 
 
 def error_text(error: BaseException) -> str:
-    """A failure as it is recorded."""
+    """Return the recorded text of a failure."""
     try:
         text = f"{type(error).__name__}: {error}"[:2000]
     except Exception:
@@ -389,7 +417,7 @@ def error_text(error: BaseException) -> str:
 
 
 def format_call(name: str, call_arguments: dict[str, Any]) -> str:
-    """A call as a human reads it."""
+    """Return a call as readable text."""
     args = [repr(arg) for arg in call_arguments["args"]]
     args += [f"{key}={value!r}" for key, value in call_arguments["kwargs"].items()]
     return f"{name}({', '.join(args)})"[:1000]

@@ -1,4 +1,8 @@
-"""The verbs of a session that cost or make something: spend, budget, model_call, artifact."""
+"""The session verbs with rows or objects: spend, budget, model_call, intend, settle, artifact.
+
+It also has the steps around each action: budget check, automatic commit, pause when the budget is
+spent.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +40,17 @@ _SECRET_HINT = "make it without (variables of a kernel: declare others)"
 
 
 class ActionsMixin(ExternalStateMixin):
-    """The half of Session whose events come with rows or objects."""
+    """The verbs of Session whose events are written together with rows or objects."""
 
     _writer: EventWriter
     _budget: Budget
     _effects: EffectLog
     _auto_commit: AutoCommit
-    _pause_pending = False  # the budget is spent: it pauses when its actions have ended
+    _pause_pending = False  # the budget is spent: pause after the running actions end
 
     @abstractmethod
     def _begin_change(self) -> None:
-        """It is open, and about to change."""
+        """Check that the session is open, and mark it as changed."""
 
     @abstractmethod
     def _drain_inbox(self) -> None: ...
@@ -65,21 +69,31 @@ class ActionsMixin(ExternalStateMixin):
         self, message: str = "", *, allow_secrets: bool = False, durable: Durability | None = None
     ) -> CommitInfo: ...
 
-    # money
+    # budget
 
     def spend(self, *, model: str = "", **amounts: float) -> Event:
-        """Say that some of the budget was used up: tokens, usd, or any counter.
+        """Record that some of the budget was used.
 
-        It is recorded even when it was too much; then the session is paused and
-        Refused("budget_spent") says what is left and how to raise the limit.
+        The spend is recorded even if it exceeds a limit. The session is then paused.
+
+        Args:
+            model: the model that was paid.
+            **amounts: the amount of each counter, such as tokens or usd.
+
+        Raises:
+            Refused: "budget_spent" if a limit is exceeded. It says what is left and how to raise
+                the limit.
         """
         check_text(model=model)
         return self._spend(check_amounts(amounts), model)
 
     def budget(self, *, soft: Mapping[str, float | None] | None = None, **limits: Any) -> Event:
-        """Set limits for this session and its forks; None takes one away, others stay.
+        """Set limits for this session and its forks. Limits that are not given stay.
 
-        Hard ones pause the session when they are overrun, `soft` ones record a warning once.
+        Args:
+            soft: limits that record a warning once when they are reached.
+            **limits: hard limits by counter; None removes one. The session pauses when one is
+                exceeded.
         """
         optional(DICT, soft=soft)
         asked = parse_limits({**limits, SOFT: soft or {}})
@@ -89,7 +103,10 @@ class ActionsMixin(ExternalStateMixin):
         return self._budget.limit(asked)
 
     def budget_left(self) -> dict[str, float]:
-        """Of each counter that has a limit, here or where this session works for another."""
+        """Return the remaining amount of each limited counter.
+
+        Limits of the session that this one works for are included. Time is counted up to now.
+        """
         return self._budget.remaining()
 
     def model_call(  # noqa: PLR0917 - in the order one says it
@@ -101,9 +118,25 @@ class ActionsMixin(ExternalStateMixin):
         request: Any = None,
         response: Any = None,
     ) -> Event:
-        """Record a call that was made, and spend its usage; see `spend`. Request and response are
-        stored apart, with names for secrets that are known, and named by the event, which is
-        returned."""
+        """Record a model call that was made, and spend its usage; see `spend`.
+
+        Request and response are stored as objects that the event refers to. Known secrets in them
+        are replaced by their names.
+
+        Args:
+            provider: the provider of the model.
+            model: the name of the model.
+            params: the parameters of the call.
+            usage: the usage report. Every number in it is spent.
+            request: bytes, text or plain data.
+            response: bytes, text or plain data.
+
+        Returns:
+            The event of the call.
+
+        Raises:
+            Refused: "budget_spent" if a limit is exceeded. The call is recorded.
+        """
         optional(DICT, params=params, usage=usage)
         usage = dict(usage or {})
         data = call_data(provider, model, dict(params or {}), usage)
@@ -113,7 +146,7 @@ class ActionsMixin(ExternalStateMixin):
         self._begin_change()
 
         def tell() -> tuple[list[Event], Refused | None]:
-            with self._hub.writing():  # until the event is there, a sweep must not take them
+            with self._hub.writing():  # a sweep must not delete the objects before the event exists
                 refs = []
                 for name, content in said.items():
                     stored = artifacts.store(self._hub.objects, self._hub.redact_bytes(content))
@@ -137,7 +170,7 @@ class ActionsMixin(ExternalStateMixin):
             self._stop(refusal)
         return events[0]
 
-    # deeds that others do
+    # effects performed by other programs
 
     def intend(
         self,
@@ -151,9 +184,23 @@ class ActionsMixin(ExternalStateMixin):
         scope: KeyScope = "family",
         approve: str | None = None,
     ) -> Intent:
-        """What `act` does before it calls a function, for a deed that is done elsewhere: the intent
-        is durable when this returns, and `settle` says what became of it. Of a deed that was done
-        under the same key the outcome is given, and it is not to be done again.
+        """Record the intent of an effect that another program performs.
+
+        The intent is durable on return. Call `settle` with the outcome afterwards.
+
+        Args:
+            name: the name of the action.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            why: the reason.
+            replay: how the effect may be repeated: "pure", "recorded", "idempotent" or "once".
+            key: an idempotency key; "" for none.
+            scope: "family" for the session and all its forks, or "timeline".
+            approve: the reason to show to a human, if an approval is needed.
+
+        Returns:
+            The intent. If `done` is True, the effect was performed before under this key and must
+            not be performed again; `outcome` is its result.
         """
         action = check_action(Action(name, replay, key, scope))
         require(LIST, args=args)
@@ -165,8 +212,18 @@ class ActionsMixin(ExternalStateMixin):
     def settle(
         self, effect: str, outcome: Any = None, *, failed: bool = False, error: str = ""
     ) -> Event:
-        """Say what became of an action whose outcome is not known: its outcome, or that it failed,
-        with an `error` that says how."""
+        """Record the outcome of an action that has none.
+
+        Args:
+            effect: the id of the effect.
+            outcome: its result.
+            failed: True if it was not performed or failed.
+            error: how it failed. Given text implies `failed`.
+
+        Raises:
+            NotFound: there is no such effect.
+            Conflict: "settled" if it already has an outcome.
+        """
         check_text(effect=effect, error=error)
         require(FLAG, failed=failed)
         self._require_live("settle")
@@ -175,7 +232,7 @@ class ActionsMixin(ExternalStateMixin):
         self._auto_commit_if_due("ended", event.data)
         return event
 
-    # things
+    # artifacts
 
     def artifact(
         self,
@@ -188,11 +245,22 @@ class ActionsMixin(ExternalStateMixin):
         why: str = "",
         allow_secrets: bool = False,
     ) -> Artifact:
-        """Keep a thing that was made: `data` (also an open file, read from its first byte, a block
-        at a time), or the file of this name, or only a `link` to it.
+        """Store an artifact. The same name again makes the next version.
 
-        The same name again is the next version. Made within an action, it remembers which one.
-        One that holds a secret that is known is Refused("secret_found"), unless you allow it.
+        The artifact records the action in which it was made.
+
+        Args:
+            name: the name, or the path of the file in the workspace if there is no `data` and no
+                `link`.
+            kind: what it is, for example "report".
+            data: the content, or an open file that is read from its first byte.
+            media: the media type; by default guessed from the name.
+            link: where the content is, if it is not stored.
+            why: the reason.
+            allow_secrets: store it even if it holds a known secret.
+
+        Raises:
+            Refused: "secret_found" if it holds a known secret.
         """
         check_text(kind=kind, media=media, link=link, why=why)
         require(FLAG, allow_secrets=allow_secrets)
@@ -216,7 +284,7 @@ class ActionsMixin(ExternalStateMixin):
     ) -> tuple[dict[str, Any], Artifact]:
         self._begin_change()
         text = artifacts.check_name(name)
-        with self._hub.writing():  # until the event is there, a sweep must not take it
+        with self._hub.writing():  # a sweep must not delete the content before the event exists
             content = StoredContent("", 0)
             if data is not None and not isinstance(data, bytes | str) and hasattr(data, "fileno"):
                 fd = artifacts.descriptor(data, text)
@@ -243,14 +311,14 @@ class ActionsMixin(ExternalStateMixin):
                     "action": self._effects.current(),
                     "why": why,
                 }
-                # durable at once: only what is in the catalog keeps its content from a sweep
+                # durable at once: only an event in the catalog protects its content from a sweep
                 self._writer.add(
                     Draft("artifact", made, self._hub.author, content.refs), durable=True
                 )
                 return made, artifacts.find(self._state.artifacts, text, None)
 
     def orphans(self) -> Orphans:
-        """Artifacts whose content is lost, and files that no event accounts for."""
+        """Return artifacts whose content is lost, and files without an artifact."""
         known, files = self.artifacts(), self._workspace()
         return Orphans(
             missing=artifacts.missing_content(self._hub.objects, known),
@@ -261,11 +329,11 @@ class ActionsMixin(ExternalStateMixin):
         files = self._workspace()
         return files.path if files is not None else None
 
-    # between its verbs
+    # steps around each action
 
     @contextmanager
     def _action_scope(self) -> Iterator[None]:
-        """Around an action: not without money; behind it the session may commit, or has to stop."""
+        """Run the steps around an action: budget check before; commit or pause after it."""
         self._prepare_action()
         before = self._writer.tip.seq
         try:
@@ -284,7 +352,7 @@ class ActionsMixin(ExternalStateMixin):
             self._stop(refusal)
 
     def _stop(self, refusal: Refused) -> NoReturn:
-        """The budget is spent: pause, as soon as no action is in progress."""
+        """Pause the session as soon as no action is in progress, and raise the refusal."""
         if self._effects.in_progress:
             self._pause_pending = True
         else:
@@ -292,7 +360,7 @@ class ActionsMixin(ExternalStateMixin):
         raise refusal
 
     def _auto_commit_if_due(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Commit if the policy wants it: never in the middle of an action."""
+        """Commit if the policy says so, but never during an action."""
         if self._auto_commit.policy.when == "manual":
             return
         now = self._now()
@@ -301,7 +369,10 @@ class ActionsMixin(ExternalStateMixin):
             self._commit_automatically()
 
     def _commit_automatically(self) -> None:
-        """What was recorded stays so when this fails: it is told as a warning and tried again."""
+        """Commit automatically.
+
+        A failure is recorded as a warning, and the commit is retried later.
+        """
         try:
             self.commit(f"by policy: {self._auto_commit.policy.when}")
         except OrtetError as error:

@@ -1,4 +1,4 @@
-"""Calls of a model: who was asked what, what came back, and what it cost."""
+"""Recorded model calls: request, response, usage and cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OUTPUT = ("output_tokens", "completion_tokens")
 
 
 class ModelCall(msgspec.Struct, frozen=True):
-    """One call. Request and response lie in the store: `s.content(call.request)` reads them."""
+    """One model call. `s.content(call.request)` reads the stored request or response."""
 
     seq: int
     time: int
@@ -32,7 +32,10 @@ class ModelCall(msgspec.Struct, frozen=True):
 
 
 def amounts_of(usage: Mapping[str, Any]) -> dict[str, float]:
-    """What a usage report spends: every number in it, and `tokens` if it only says the parts."""
+    """Return the amounts of a usage report.
+
+    `tokens` is computed from its parts if it is missing.
+    """
     found = {
         name: value
         for name, value in usage.items()
@@ -48,7 +51,7 @@ def amounts_of(usage: Mapping[str, Any]) -> dict[str, float]:
 
 
 def as_bytes(value: Any) -> bytes:
-    """Bytes and text as they are, anything else as JSON."""
+    """Return bytes and text as they are, anything else as JSON."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -60,7 +63,7 @@ def as_bytes(value: Any) -> bytes:
 def call_data(
     provider: str, model: str, params: Mapping[str, Any], usage: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The event's data but for its contents."""
+    """Return the data of a "model" event, without the stored contents."""
     if not isinstance(model, str) or not model:
         raise Invalid("bad_model", f"model {model!r}: say which model was called")
     check_text(provider=provider)

@@ -1,1 +1,18 @@
-"""The environment of a session: variables, git state, external state, handover."""
+"""The environment of a session: what surrounds its workspace and is not restored with its files.
+
+Start with `tracker.py`: the verbs `environment` and `handover`, and when they run automatically.
+
+- `probe`, `git_state` and `rooted`: read packages, hosts, resolver and git state of a machine;
+- `variables`: environment variables of commands, recorded and restored;
+- `environments`: the recorded environment now and at a commit;
+- `external_state` and `outside`: collaborations, rate limits, tokens and browsers;
+- `traces`: rows about these, which are removed or erased with a session;
+- `handover`: files for the next worker.
+
+Invariants: a probe does not trust the workspace. On the host it runs no program that the workspace
+names. Secrets are recorded as references, never as values. External state is recorded as an event
+and as a row; the row survives a restore.
+
+Imports: `sessions.actions`, `sessions.writing`, `sessions.history`, `workspaces`, `vault`,
+`machines`, `journal`, `backends` and below.
+"""

@@ -1,4 +1,7 @@
-"""The recorded surroundings of a session: as it knows them now, and as a commit holds them."""
+"""The recorded environment of a session: at its start, now, and at a commit.
+
+It is a module of its own because readers, restores and previews use it without a tracker.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def recorded_environments(view: SessionReader) -> tuple[Environment | None, Environment | None]:
-    """At the beginning, and now; None where nobody has looked."""
+    """Return the environment at the start of the session and now. None means not recorded."""
     core = view.state.core
     return environment_from_events(core.environment_first, view.events), environment_from_events(
         core.environment, view.events
@@ -26,7 +29,7 @@ def recorded_environments(view: SessionReader) -> tuple[Environment | None, Envi
 
 
 def environment_at_commit(sessions: SessionManager, commit: Oid) -> Environment | None:
-    """The surroundings a commit was made in, as its own events tell them."""
+    """Return the environment in which a commit was made, from its own events."""
     hub = sessions.hub
     state = hub.history.state(commit)
     if not state.journal:

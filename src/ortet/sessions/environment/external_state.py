@@ -1,7 +1,7 @@
-"""What a session says of the world around it: work with others, rate limits, tokens, a browser.
+"""External state of a session: collaborations, rate limits, tokens and browser state.
 
-The mind goes back with a restore; the world does not. So what is true of the world is a row beside
-the commits too, written with the event, and readers are given the later of both.
+A restore moves the session state but not the outside world. So each fact about the world is also a
+catalog row, written with its event. Readers get the later of the two.
 """
 
 from __future__ import annotations
@@ -40,26 +40,28 @@ LEGAL = {
     DONE: (DONE, WITHDRAWN),
     WITHDRAWN: (),
 }
-"""From each status to which."""
+"""Legal changes of the status of a collaboration."""
 
 WINDOW = "window"
 _MAX_TEXT_LENGTH = 64 << 10
 _MAX_NAME_LENGTH = 200
 _MAX_URL_LENGTH = 8 << 10
 _MAX_URLS = 1000
-_MAX_TIME_SECONDS = 9e9  # seconds: as ns it still is a number of 64 bits
+_MAX_TIME_SECONDS = 9e9  # as ns it still fits into 64 bits
 
 
 class RateLimitRow(msgspec.Struct, frozen=True):
-    """A row about a rate limit, and on which timeline it was learned."""
+    """A row about a rate limit, with the timeline on which it was learned."""
 
     window: RateLimitWindow
     timeline: str
 
 
 class Browser(msgspec.Struct, frozen=True):
-    """What a browser had open, and its storage state, None when none was kept. The state is full of
-    secrets: it is not printed."""
+    """The open pages and the storage state of a browser. `storage` is None if none was recorded.
+
+    The storage state holds secrets, so it is not printed.
+    """
 
     urls: list[str]
     storage: dict[str, Any] | None = None
@@ -69,16 +71,16 @@ class Browser(msgspec.Struct, frozen=True):
         return f"<Browser of {len(self.urls)} URLs, {kept} storage>"
 
 
-# work with others
+# collaborations
 
 
 def collaboration_rows(session: str) -> str:
-    """The kind of rows about what a session did where others see it."""
+    """Return the row kind of the collaborations of a session."""
     return f"collaboration/{session}"
 
 
 def collaborations_of(view: SessionReader) -> list[Collaboration]:
-    """By name. What an effect made is there, whether the mind was restored to before it or not."""
+    """Return the collaborations by name. Those that an effect created survive a restore."""
     found = {one.name: one for one in view.state.collaborations}
     for real in [] if view.is_replaying else _effect_collaborations(view):
         known = found.get(real.name)
@@ -89,7 +91,7 @@ def collaborations_of(view: SessionReader) -> list[Collaboration]:
 
 
 def surviving_collaborations(view: SessionReader, effects: Sequence[Effect]) -> list[Collaboration]:
-    """What these deeds made where others see it."""
+    """Return the collaborations that these effects created."""
     ids = {effect.id for effect in effects}
     return [one for one in _effect_collaborations(view) if one.effect in ids]
 
@@ -134,7 +136,7 @@ def check_collaboration(
 
 
 def windows_of(view: SessionReader) -> list[RateLimitWindow]:
-    """The latest that is known of each service, by this mind or by any session of its agent."""
+    """Return the latest rate limit of each service, known to any session of the agent."""
     now = view.hub.clock.now_ns()
     found = {window.service: window for window in view.state.windows}
     prefix = f"{view.agent}/"
@@ -201,7 +203,7 @@ def token_of(view: SessionReader, service: str) -> Secret:
 
 
 def browser_of(view: SessionReader, *, current: bool) -> Browser:
-    """As this mind knows it, or with `current` as the session saved it last."""
+    """Return the browser state of this session state, or with `current` the last saved one."""
     found = view.state.browsers.get(BROWSER)
     if current and (row := view.hub.catalog.row(BROWSER, view.id)) is not None:
         found = decode(BrowserState, row.value)
@@ -213,7 +215,7 @@ def browser_of(view: SessionReader, *, current: bool) -> Browser:
 
 
 def storage_text(storage: Any) -> str:
-    """A storage state as JSON; what is wrong with it must not show it."""
+    """Return a storage state as JSON. Error messages must not show its content."""
     if isinstance(storage, str | os.PathLike):
         try:
             storage = msgspec.json.decode(Path(storage).read_bytes())
@@ -243,7 +245,7 @@ def check_urls(urls: Sequence[str]) -> list[str]:
     return found
 
 
-# both
+# helpers
 
 
 def check_label(name: Any, what: str) -> str:
@@ -253,7 +255,7 @@ def check_label(name: Any, what: str) -> str:
 
 
 def all_rows(catalog: Catalog, kind: str, prefix: str = "") -> list[tuple[str, bytes]]:
-    """Keys and values of the rows whose keys begin so."""
+    """Return keys and values of the rows whose keys start with `prefix`."""
     found: list[tuple[str, bytes]] = []
     after = prefix
     while page := catalog.rows(kind, after):

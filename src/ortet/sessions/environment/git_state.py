@@ -1,8 +1,9 @@
-"""The state of a git repository, read without trusting it: its configuration may name programs.
+"""Reads the state of a git repository without trusting its configuration.
 
-In a directory of the host, git is run upon a git directory of our own making, which has the
-repository's refs, objects and index but none of its configuration. In a machine it is run there,
-where whoever wrote the configuration can run anything anyway. Without git, its files are read.
+A configuration may name programs to run. On the host, git runs with a temporary git directory. That
+directory has the refs, objects and index of the repository, but not its configuration. In a
+machine, git runs inside, where the author of the configuration can run programs anyway. Without
+git, only files are read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ortet.journal.environment import Git
 from ortet.sessions.environment.rooted import ProbeTarget, RootedReader, RunCommand
 
 _GIT_TIMEOUT_SECONDS = 10.0
-"""Seconds git may take: a repository of a million files, not a hang."""
+"""Timeout for git, in seconds: enough for a million files."""
 _MAX_CHANGED_PATHS = 100
 _OID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?\Z")
 _REF = re.compile(r"refs/[^\x00-\x20\x7f~^:?*\[\\]{1,400}\Z")
@@ -29,8 +30,8 @@ _STATUS = (
     *("--untracked-files=normal", "--ignore-submodules=dirty", "--no-renames"),
 )
 _SAFE_GIT_ENV = {
-    "GIT_OPTIONAL_LOCKS": "0",  # it never writes the index
-    "GIT_ALLOW_PROTOCOL": "none",  # nor fetches what a partial clone lacks
+    "GIT_OPTIONAL_LOCKS": "0",  # never write the index
+    "GIT_ALLOW_PROTOCOL": "none",  # never fetch what a partial clone lacks
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_NO_REPLACE_OBJECTS": "1",
     "LC_ALL": "C",
@@ -40,14 +41,14 @@ _SAFE_SETTING = re.compile(
     r"|precomposeunicode|sparsecheckout|sparsecheckoutcone)"
     r"|extensions\.(?:objectformat|refstorage))\Z"
 )
-"""Settings that change what counts as a change, and name no program, file or place."""
+"""Settings that affect the status and name no program, file or place."""
 _SAFE_VALUE = re.compile(r"[A-Za-z0-9]{0,20}\Z")
 
 
 def read_git_state(
     machine: RootedReader, target: ProbeTarget, environ: Mapping[str, str]
 ) -> Git | None:
-    """The repository whose top the workspace is; None when it is none."""
+    """Return the state of the repository whose top directory is the workspace, or None."""
     work, status = target.workspace_path, list(_STATUS)
     if target.left_out:
         status += ["--", ".", f":(exclude,literal){target.left_out}"]
@@ -70,7 +71,7 @@ def read_git_state(
 
 
 def _git_dir(machine: RootedReader, work: str) -> str | None:
-    """Where its files are: .git, or what a file of that name (a worktree's) says."""
+    """Return the git directory: .git, or the one that a .git file of a worktree names."""
     place = f"{work}/.git"
     said = machine.text(place)
     if said.startswith("gitdir: "):
@@ -79,7 +80,7 @@ def _git_dir(machine: RootedReader, work: str) -> str | None:
 
 
 def _common(machine: RootedReader, git_dir: str) -> str:
-    """What the worktrees of a repository share."""
+    """Return the directory that the worktrees of a repository share."""
     said = machine.text(f"{git_dir}/commondir").strip()
     return _resolve_from(git_dir, said) if said else git_dir
 
@@ -89,7 +90,7 @@ def _resolve_from(base: str, path: str) -> str:
 
 
 def _head(machine: RootedReader, git_dir: str) -> tuple[str, str]:
-    """The commit, "" before the first, and the branch, "" when it is on none."""
+    """Return the commit ("" before the first) and the branch ("" if detached)."""
     said = (
         (machine.read(f"{git_dir}/HEAD", max_bytes=1000) or b"").decode("utf-8", "replace").strip()
     )
@@ -119,7 +120,7 @@ def _on_host(
     status: Sequence[str],
     environ: Mapping[str, str],
 ) -> list[str] | None:
-    """None where git is not there, or does not know the answer."""
+    """Return the changed paths, or None if git is missing or fails."""
     head = machine.read(f"{git_dir}/HEAD", max_bytes=1000) or b""
     config = machine.text(f"{_common(machine, git_dir)}/config")
     program = shutil.which("git", path=environ.get("PATH", os.defpath))
@@ -147,7 +148,7 @@ def _on_host(
 
 
 def _make_git_dir(own: Path, git: str, common: str, *, head: bytes, config: str) -> None:
-    """A git directory that leads to another's refs and excludes, with harmless settings."""
+    """Make a git directory with links to refs and excludes of another, and harmless settings."""
     (own / "info").mkdir()
     (own / "objects").mkdir()
     (own / "HEAD").write_bytes(head)
@@ -160,14 +161,16 @@ def _make_git_dir(own: Path, git: str, common: str, *, head: bytes, config: str)
     sparse = Path(git, "info/sparse-checkout")
     if sparse.exists():
         (own / "info/sparse-checkout").symlink_to(sparse)
-    for piece in Path(git).glob("sharedindex.*"):  # of an index that is split
+    for piece in Path(git).glob("sharedindex.*"):  # of a split index
         (own / piece.name).symlink_to(piece)
     (own / "config").write_text(_safe_config(config))
 
 
 def _safe_config(config: str) -> str:
-    """The settings of a repository that may be kept, as a configuration. Read here, not by git:
-    a line we do not understand is one we do not need."""
+    """Return the settings that are safe to keep, as a configuration.
+
+    They are parsed here and not by git. Lines that are not understood are dropped.
+    """
     lines, section = ["[core]\n\trepositoryformatversion = 0\n"], ""
     for line in config.splitlines():
         text = line.strip()
@@ -183,7 +186,7 @@ def _safe_config(config: str) -> str:
 
 
 def _parse_status(porcelain: str) -> list[str]:
-    """The lines of `git status --porcelain=v2 -z`, as "XY path"."""
+    """Parse `git status --porcelain=v2 -z` into lines "XY path"."""
     found = []
     for item in porcelain.split("\0"):
         kind, _, rest = item.partition(" ")

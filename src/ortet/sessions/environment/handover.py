@@ -1,6 +1,6 @@
 """Handover files for the next worker: a feature list, a progress log and a briefing.
 
-They hold nothing of the moment they are written at, so that the same mind gives the same files.
+The files do not depend on the time of writing, so that equal state gives equal files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BRIEFING_TOKENS = 4000
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """Where the files are, which were written, and which held the same already."""
+    """The result of a handover: the directory, the files written and the files left unchanged."""
 
     directory: str
     written: list[str]
@@ -40,7 +40,7 @@ class Handover(msgspec.Struct, frozen=True):
 
 
 def contents(view: SessionReader, story: ProgressLog) -> dict[str, bytes]:
-    """The files of a session, by name."""
+    """Return the handover files of a session, by name."""
     story.feed(view.events(story.seq))
     features: dict[str, Any] = {
         "generated_by": _GENERATOR,
@@ -60,15 +60,21 @@ def contents(view: SessionReader, story: ProgressLog) -> dict[str, bytes]:
 
 
 def write(directory: str, files: dict[str, bytes], *, below: str | None = None) -> Handover:
-    """Write them, each as a whole or not at all; none if one would replace a file that is not ours.
+    """Write the files, each atomically.
 
-    With `below`, the directory is relative to that one and no link leads out of it.
+    Args:
+        directory: where to write.
+        files: contents by name.
+        below: if given, `directory` is relative to it and symbolic links are not followed.
+
+    Raises:
+        Conflict: "not_ours" if a file was not written by a handover. Nothing is written.
     """
     fd = _enter(directory, below)
     try:
         for name in files:
             with suppress(FileNotFoundError):
-                os.unlink(name + _TEMP_SUFFIX, dir_fd=fd)  # of one that was killed
+                os.unlink(name + _TEMP_SUFFIX, dir_fd=fd)  # left by a killed process
         old = {name: _read_generated(fd, name, directory) for name in files}
         written = [name for name, content in files.items() if old[name] != content]
         for name in written:
@@ -83,7 +89,7 @@ def write(directory: str, files: dict[str, bytes], *, below: str | None = None) 
 
 
 def check_directory(directory: str | os.PathLike[str], *, inside: bool) -> str:
-    """A directory to hand over in; `inside`: it has to lie in the workspace."""
+    """Return the directory. With `inside` it must lie in the workspace."""
     require(PATH._replace(kind="bad_directory"), directory=directory)
     directory = os.fspath(directory)
     if inside and (os.path.isabs(directory) or ".." in PurePosixPath(directory).parts):
@@ -94,7 +100,7 @@ def check_directory(directory: str | os.PathLike[str], *, inside: bool) -> str:
 
 
 def _enter(directory: str, below: str | None) -> int:
-    """An open directory, made where it is missing."""
+    """Open a directory, and create it if it is missing."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     try:
         if below is None:
@@ -124,7 +130,7 @@ def _enter(directory: str, below: str | None) -> int:
 
 
 def _read_generated(fd: int, name: str, directory: str) -> bytes | None:
-    """What a file holds that we wrote, None when there is none; Conflict when it is another's."""
+    """Return the content of a generated file, or None. Raise Conflict if it is not generated."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
     except FileNotFoundError:
@@ -165,7 +171,7 @@ def _not_ours(directory: str, name: str) -> Conflict:
 
 
 def _replace(fd: int, name: str, content: bytes) -> None:
-    """Beside it, then in its place."""
+    """Write a temporary file and rename it."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(name + _TEMP_SUFFIX, flags, 0o644, dir_fd=fd)
     try:

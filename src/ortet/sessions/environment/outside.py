@@ -1,4 +1,4 @@
-"""The verbs of a session about the world around it: collaborate, window, token, browser."""
+"""The session verbs for external state: collaborate, window, token, browser."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ortet.vault.vault import BROWSER_PREFIX, Secret
 
 
 class ExternalStateMixin(ConversationMixin):
-    """The part of Session whose events also say what is true of the world, restored or not."""
+    """The verbs of Session that record facts about the outside world."""
 
     _writer: EventWriter
     _effects: EffectLog
@@ -51,12 +51,21 @@ class ExternalStateMixin(ConversationMixin):
         text: str | None = None,
         effect: str | None = None,
     ) -> Collaboration:
-        """Record what others see, or will: a branch, a pull request, a comment half written.
+        """Record something that others see or will see: a branch, a pull request, a comment.
 
-        The same name again changes what is given. It is a draft until `status` is "done" or
-        "withdrawn"; done can be withdrawn, and that is final: Conflict("illegal_move"). `effect` is
-        the action that made it, by itself the one in progress: then a restore does not undo it,
-        says so, and `collaborations()` goes on telling it.
+        The same name again changes the given fields. If an effect created it, a restore does not
+        undo it; `collaborations()` keeps listing it.
+
+        Args:
+            name: its name.
+            kind: what it is.
+            link: where it is.
+            status: "draft", "done" or "withdrawn". Done can be withdrawn; withdrawn is final.
+            text: its content.
+            effect: the id of the effect that created it; by default the action in progress.
+
+        Raises:
+            Conflict: "illegal_move" if the status cannot change in this way.
         """
         self._begin_change()
         external_state.check_label(name, "a collaboration")
@@ -91,11 +100,16 @@ class ExternalStateMixin(ConversationMixin):
         reset: datetime | float,
         limit: float | None = None,
     ) -> Event:
-        """Record how many calls a service still takes until `reset`: seconds since 1970, or a
-        datetime.
+        """Record how many calls a service still accepts.
 
-        A service counts calls by who makes them, and that is the agent: what one of its sessions
-        learns last is what all of them, forks and restored ones too, are told by `windows()`.
+        Rate limits belong to the agent: `windows()` returns the last record of any of its sessions,
+        including forks and restored ones.
+
+        Args:
+            service: the service.
+            remaining: the number of calls left.
+            reset: when the limit is reset: seconds since 1970, or a datetime with a time zone.
+            limit: the number of calls of a full window.
         """
         self._begin_change()
         data = external_state.window_data(service, remaining, reset, limit)
@@ -112,8 +126,15 @@ class ExternalStateMixin(ConversationMixin):
     def token(self, service: str, name: str) -> Event: ...
 
     def token(self, service: str, name: str | None = None) -> Secret | Event:
-        """Say under which name the vault has the token for a service; without a name, that token,
-        as it is now."""
+        """Record the vault name of the token for a service, or return the current token.
+
+        Args:
+            service: the service.
+            name: the name in the vault. None returns the token.
+
+        Raises:
+            NotFound: "no_secret" if the vault has no such name, "no_token" if none was recorded.
+        """
         if name is None:
             return super().token(service)
         self._begin_change()
@@ -131,11 +152,15 @@ class ExternalStateMixin(ConversationMixin):
         *,
         current: bool = False,
     ) -> Browser:
-        """Record what a browser has open and its storage state (a dict, or the path of the file
-        that Playwright or Selenium wrote); with neither, what was recorded.
+        """Record the open pages and the storage state of a browser, or return what was recorded.
 
-        The state lies in the vault, the event has its name: after a restore it is the one of that
-        commit, unless the `current` one is asked for.
+        The storage state is stored in the vault, and the event has its name. After a restore it is
+        the one of that commit.
+
+        Args:
+            urls: the open pages.
+            storage: a dict, or the path of a file that Playwright or Selenium wrote.
+            current: without other arguments, return the last saved state instead.
         """
         if urls is None and storage is None:
             return super().browser(current=current)

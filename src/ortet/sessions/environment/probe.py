@@ -1,5 +1,8 @@
-"""Looks at what surrounds a workspace: packages, variables, hosts, resolver and repository, as its
-machine sees them. Some milliseconds: not for every commit."""
+"""Probe of the environment of a workspace, as its machine sees it.
+
+It reads packages, variables, hosts, resolver and repository. It takes some milliseconds, so it does
+not run at every commit by default.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +48,15 @@ def probe_environment(
     names: Iterable[str] = (),
     process_environ: Mapping[str, str] | None = None,
 ) -> Environment:
-    """As they are now, for commands that see `environ`. Of the variables those that differ from the
-    opening environment, and those of these `names`.
+    """Return the environment for commands that see `environ`.
 
-    `own` is this process's environment, when that is another: what runs on the host, to look, is
-    found and set up by it alone, since a record may be anybody's.
+    Args:
+        target: the workspace.
+        environ: the variables that commands see.
+        opening: the environment at the start of this process; only differences are recorded.
+        names: further variables to record.
+        process_environ: the environment of this process, if `environ` is another. Programs on the
+            host use only this one, since anyone may have written `environ`.
     """
     machine, work = RootedReader(target.root), target.workspace_path
     return Environment(
@@ -66,7 +73,7 @@ def probe_environment(
 
 
 def _python(machine: RootedReader, work: str, active: str) -> PythonPackages | None:
-    """The environment in the workspace, else the active one."""
+    """Return the packages of the virtual environment in the workspace, or of the active one."""
     for place in (f"{work}/.venv" if work else "", active):
         config = machine.text(f"{place}/pyvenv.cfg") if place else ""
         if config:
@@ -102,7 +109,7 @@ def _debian(machine: RootedReader) -> DebianPackages | None:
 
 
 def _hosts(machine: RootedReader) -> list[str]:
-    """What somebody added: names that are neither local by custom nor this host's own."""
+    """Return added host entries: names that are not local and not this host's own."""
     own = os.uname().nodename.lower()
     found = []
     for line in machine.text("/etc/hosts").splitlines():
@@ -122,5 +129,5 @@ def _resolver(machine: RootedReader) -> list[str]:
 
 
 def _storable(text: str) -> str:
-    """As text that can be stored: names and values of the system may be any bytes."""
+    """Return text that can be stored: names and values of the system may be any bytes."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""Reads small files as a machine sees them, from outside: links are followed inside its root."""
+"""Reads small files of a machine from outside, resolving symbolic links inside its root."""
 
 from __future__ import annotations
 
@@ -20,36 +20,42 @@ _MACHINE = re.compile(r"/proc/\d+/root(?=/|\Z)")
 
 
 class ProbeTarget(msgspec.Struct, frozen=True):
-    """Where to look. `path` is the workspace on the host, "" when there is none; `run` is given
-    where commands run in another view of the system than ours."""
+    """The workspace to probe.
+
+    `path` is the workspace on the host, or "". `run` is set if commands run in another view of the
+    system than this process.
+    """
 
     path: str = ""
     run: RunCommand | None = None
-    left_out: str = ""  # a directory of the workspace whose changes are our own
+    left_out: str = ""  # directory of the workspace whose changes are our own
 
     @property
     def root(self) -> str:
-        """The root of its machine as the host sees it; "" is ours."""
+        """Return the root of the machine as the host sees it; "" for the host's own."""
         found = _MACHINE.match(self.path)
         return found.group() if found else ""
 
     @property
     def workspace_path(self) -> str:
-        """The workspace as its machine sees it."""
+        """Return the path of the workspace as the machine sees it."""
         return self.path.removeprefix(self.root)
 
 
 class RootedReader:
-    """Below `root`, which is "" where the machine sees what the host sees. Nothing here raises for
-    what is not there, no file, or closed to us."""
+    """Reads files below `root`; "" if the machine sees the files of the host.
+
+    No method raises for a path that is missing, not a file, or not readable.
+    """
 
     def __init__(self, root: str = "") -> None:
         self.root = root
 
     def resolve(self, path: str) -> str | None:
-        """The real place of an absolute path of the machine, on the host; None when there is none.
+        """Return the path on the host of an absolute path of the machine, or None.
 
-        Step by step: the kernel would take an absolute link to start from our root, not from its.
+        Links are resolved step by step: the kernel would resolve an absolute link from the host's
+        root.
         """
         todo, done, links = _parts(path), list[str](), 0
         while todo:
@@ -62,7 +68,7 @@ class RootedReader:
                 target = os.readlink(here)
             except FileNotFoundError:
                 return None
-            except OSError:  # no link
+            except OSError:  # not a link
                 done.append(part)
                 continue
             links += 1
@@ -74,7 +80,7 @@ class RootedReader:
         return "/".join((self.root, *done)) or "/"
 
     def read(self, path: str, max_bytes: int = 1 << 20) -> bytes | None:
-        """A file's content, at most so much of it."""
+        """Return the content of a file, at most `max_bytes`, or None."""
         place = self.resolve(path)
         if place is None:
             return None
@@ -93,11 +99,11 @@ class RootedReader:
             os.close(fd)
 
     def text(self, path: str) -> str:
-        """The same as text; "" when it cannot be read."""
+        """Return the content of a file as text, or ""."""
         return (self.read(path) or b"").decode("utf-8", "replace")
 
     def names(self, path: str) -> list[str]:
-        """What a directory holds, sorted."""
+        """Return the names in a directory, sorted."""
         place = self.resolve(path)
         try:
             return sorted(os.listdir(place)) if place is not None else []
@@ -106,5 +112,5 @@ class RootedReader:
 
 
 def _parts(path: str) -> list[str]:
-    """Its names, the first last."""
+    """Return the parts of a path in reverse order."""
     return [part for part in path.split("/") if part not in ("", ".")][::-1]

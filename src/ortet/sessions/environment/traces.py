@@ -1,4 +1,4 @@
-"""Rows that sessions leave beside their journals about the world around: which go with them."""
+"""Rows about external state that belong to a session: which are removed or erased with it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,17 @@ if TYPE_CHECKING:
     from ortet.sessions.manager import SessionManager
 
 DERIVED = "derived"
-"""Rows of this kind, by the id of a session, hold what an adapter can make again of its journal:
-where to look, nothing of what was said."""
+"""Row kind by session id: an adapter's index of the journal, which can be rebuilt.
+
+It holds positions and no content.
+"""
 
 
 def adapter_row_kind(timeline: str) -> str:
-    """The kind of rows whose keys are the kinds of rows that an adapter keeps for a timeline, made
-    of its events: those go with it."""
+    """Return the kind of the rows that list the row kinds of an adapter for a timeline.
+
+    The rows of these kinds are made from events of the timeline and removed with it.
+    """
     return f"beside/{timeline}"
 
 
@@ -54,8 +58,10 @@ def drop_adapter_rows(catalog: Catalog, timeline: str) -> None:
 def rows_repeating_event(
     sessions: SessionManager, row: SessionRow, event: Event
 ) -> Iterator[tuple[str, str]]:
-    """(kind, key) of rows, and of the entry of the vault, that repeat what an event of a session
-    said; its forks, which share it, have such rows too."""
+    """Iterate over (kind, key) of rows and vault entries that repeat the content of an event.
+
+    Forks share the event, so their rows are included.
+    """
     data, catalog = event.data, sessions.hub.catalog
     if event.erased or event.kind not in ("collaboration", "window", "browser"):
         return
@@ -75,8 +81,10 @@ def rows_repeating_event(
 
 
 def removal_row_changes(sessions: SessionManager, row: SessionRow) -> list[RowChange]:
-    """What goes with a session that is removed. Rate limits are its agent's, and stay; so do states
-    of browsers that a fork still knows."""
+    """Return the changes that remove the rows of a session.
+
+    Rate limits belong to the agent and stay. Browser states that a fork refers to stay too.
+    """
     hub = sessions.hub
     kind = collaboration_rows(row.id)
     gone = [RowChange(kind, name, None) for name, _ in all_rows(hub.catalog, kind)]
@@ -92,8 +100,10 @@ def removal_row_changes(sessions: SessionManager, row: SessionRow) -> list[RowCh
 
 
 def drop_unused_browser_states(sessions: SessionManager) -> None:
-    """Forget states of browsers that no event of a commit in reach, the reflog or a session names.
-    Not those of a family that has a session in an archive: its events are there."""
+    """Drop browser states that no reachable commit, reflog entry or session refers to.
+
+    States of a family with an archived session stay, because its events are in the archive.
+    """
     catalog = sessions.hub.catalog
     states = {row.key: row.version for row in sessions.hub.vault.sealed_rows(BROWSER_PREFIX)}
     used = set(_referenced_states(sessions)) if states else set[str]()
@@ -105,13 +115,13 @@ def drop_unused_browser_states(sessions: SessionManager) -> None:
         if name not in used and name.split("/")[1] not in kept
     ]
     if gone:
-        with suppress(Conflict):  # one was put again meanwhile: the next sweep looks again
+        with suppress(Conflict):  # a state was stored again concurrently; the next sweep retries
             catalog.move([], verb="vault", detail="sweep", rows=gone)
             catalog.scrub()
 
 
 def _referenced_states(sessions: SessionManager) -> Iterator[str]:
-    """States that events name."""
+    """Iterate over the browser states that events refer to."""
     hub, seen = sessions.hub, set[bytes]()
     for journal in reachable_journals(hub):
         for oid, segment in iter_segments(hub.objects, journal.segment):

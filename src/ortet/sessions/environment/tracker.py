@@ -1,4 +1,4 @@
-"""The verbs of a session about what surrounds it: environment, and handover to the next worker."""
+"""The session verbs for its environment: environment and handover, and their automatic runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class EnvironmentMixin(ActionsMixin):
-    """The half of Session that looks around, and leaves word for others."""
+    """The verbs of Session that probe the environment and write handover files."""
 
     profile: Profile
     held_lease: HeldLease
@@ -49,10 +49,11 @@ class EnvironmentMixin(ActionsMixin):
     _participant: OpenSessionParticipant
     _files: Workspace | None
     _story: ProgressLog | None = None
-    _recorded_environment: Environment | None = None  # what is recorded, once it was read
-    _variables: SessionVariables | None = None  # of its commands, once it was opened or asked for
-    _environment_may_have_changed = False  # commands may have changed what surrounds it
-    _last_handover_error = ""  # why the last handover by policy failed
+    _recorded_environment: Environment | None = None  # the recorded environment, once loaded
+    _variables: SessionVariables | None = None  # variables of its commands, once needed
+    # True after an action: commands may have changed the environment
+    _environment_may_have_changed = False
+    _last_handover_error = ""  # why the last automatic handover failed
 
     @overload
     def environment(self) -> Environment: ...
@@ -63,14 +64,18 @@ class EnvironmentMixin(ActionsMixin):
     def environment(
         self, *, compare: bool | str = False
     ) -> Environment | list[EnvironmentDifference]:
-        """Look at what surrounds the workspace and does not come back with its files, and record
-        what changed: packages, variables, hosts, resolver, the state of its repository.
+        """Probe the environment of the workspace and record what changed.
 
-        Variables are those that its commands see: recorded ones are given back to them, unless
-        this process has changed them since it was opened or restored.
+        The environment is what a restore of files does not bring back: packages, variables, hosts,
+        resolver, git state. Recorded variables are set for commands, unless this process has
+        changed them since the session was opened or restored.
 
-        With `compare`, nothing is recorded: the answer is how the surroundings now differ from
-        those of the head commit, or of the commit it names.
+        Args:
+            compare: True compares with the head commit, a ref with that commit. Nothing is
+                recorded.
+
+        Returns:
+            The environment, or with `compare` the differences.
         """
         self._check_open()
         self._start_machine_for_probe()
@@ -79,11 +84,15 @@ class EnvironmentMixin(ActionsMixin):
         return self._compare_environment(self._environment_at(compare))
 
     def handover(self, directory: str | os.PathLike[str]) -> Handover:
-        """Write feature_list.json, progress.md and BRIEFING.md for the next worker into a
-        directory, relative to the workspace where there is one.
+        """Write feature_list.json, progress.md and BRIEFING.md for the next worker.
 
-        A file that holds the same is left alone; one that is not ours is a Conflict, and then
-        nothing is written.
+        Files with equal content are left alone.
+
+        Args:
+            directory: where to write, relative to the workspace if there is one.
+
+        Raises:
+            Conflict: a file was not written by a handover. Nothing is written.
         """
         self._check_open()
         place = handover.check_directory(directory, inside=False)
@@ -91,15 +100,15 @@ class EnvironmentMixin(ActionsMixin):
         below = None if root is None or os.path.isabs(place) else os.fspath(root)
         return self._write_handover(place, below)
 
-    # by policy
+    # automatic runs
 
     @property
     def generated_directory(self) -> str:
-        """The directory of the workspace that it writes handover files to; "": to none."""
+        """Return the workspace directory of the handover files; "" if there is none."""
         return self.profile.handover if self.profile.briefing else ""
 
     def probe_on_open(self) -> None:
-        """It was opened, somewhere: what surrounds it there may be another."""
+        """Probe after opening: the session may be on another host now."""
         self._variables = SessionVariables(self._hub.environ, self._hub.initial_environ)
         if self.profile.environment != "asked":
             self._probe_automatically()
@@ -115,7 +124,7 @@ class EnvironmentMixin(ActionsMixin):
         commit_before_release(cast("Session", self))
 
     def _before_commit(self) -> None:
-        """What has to be there when the files are looked at."""
+        """Record the environment and write handover files before the files are captured."""
         if self.profile.environment == "commit" and self._workspace() is not None:
             self._probe_environment(on_request=True)
         elif self.profile.environment == "ends" and self._workspace() is not None:
@@ -124,7 +133,7 @@ class EnvironmentMixin(ActionsMixin):
             self._write_handover_automatically()
 
     def _write_handover_automatically(self) -> None:
-        """A commit does not fail for it: the warning is recorded, once for each cause."""
+        """Write handover files. A failure is recorded as a warning, once for each cause."""
         root = self._root()
         if root is None:
             return
@@ -143,12 +152,12 @@ class EnvironmentMixin(ActionsMixin):
         return handover.write(directory, handover.contents(self, self._story), below=below)
 
     def _check_chain(self) -> None:
-        """Where its profile wants that; Corrupt when an event is not what was recorded."""
+        """Verify the event chain if the profile says so. Raise Corrupt if an event is damaged."""
         if self.profile.audit and not self.held_lease.is_released:
             self._writer.flush()
             self._hub.audit(self.id)
 
-    # looking
+    # probing
 
     @contextmanager
     def _action_scope(self) -> Iterator[None]:
@@ -157,17 +166,17 @@ class EnvironmentMixin(ActionsMixin):
             yield
 
     def _start_machine_for_probe(self) -> None:
-        """What can be looked at only inside a machine needs one that runs."""
+        """Start the machine: some parts can be probed only inside a running one."""
         self._workspace()
 
     def _probe_automatically(self) -> None:
-        """Where that needs no machine to be started; what fails is looked at another time."""
+        """Probe if that needs no start of a machine. A failure is ignored until the next probe."""
         if self._probe_target().path:
             with suppress(OrtetError, OSError):
                 self._probe_environment(on_request=False)
 
     def _probe_environment(self, *, on_request: bool) -> Environment:
-        """What is there now; recorded if it changed."""
+        """Return the present environment, and record it if it changed."""
         known, mine, hub = self._known_environment(), self._session_variables, self._hub
         then = (known or EMPTY_ENVIRONMENT).variables
         found = probe_environment(
@@ -182,7 +191,7 @@ class EnvironmentMixin(ActionsMixin):
         return now
 
     def _record_variables(self) -> None:
-        """For a commit that looks at nothing else: to compare them costs next to nothing."""
+        """Record changed variables only, for a commit without a probe. Comparing them is cheap."""
         if not self._session_variables.changed:
             return
         known = self._known_environment()
@@ -218,7 +227,7 @@ class EnvironmentMixin(ActionsMixin):
         return self._recorded_environment
 
     def _compare_environment(self, then: Environment | None) -> list[EnvironmentDifference]:
-        """How it is now, against that; nothing when that is not known."""
+        """Return the differences from `then` to now; none if `then` is not known."""
         if then is None:
             return []
         known, hub = (self._known_environment() or EMPTY_ENVIRONMENT).variables, self._hub
@@ -236,13 +245,13 @@ class EnvironmentMixin(ActionsMixin):
 
     @property
     def _session_variables(self) -> SessionVariables:
-        """What its commands see of the process's, and what else."""
+        """Return the variables of the session's commands."""
         if self._variables is None:
             self._variables = SessionVariables(self._hub.environ, self._hub.initial_environ)
         return self._variables
 
     def inherit_variables(self, parent: EnvironmentMixin) -> None:
-        """A fork begins with what its parent's commands see."""
+        """Start a fork with the variables of its parent."""
         self._variables = parent._session_variables.copy()
 
     def _command_variables(self) -> Mapping[str, str | None]:
@@ -251,7 +260,11 @@ class EnvironmentMixin(ActionsMixin):
         )
 
     def _differences_after_restore(self, *, with_state: bool) -> list[EnvironmentDifference]:
-        """What is not as it was at the commit it has just gone to, with its `mind` or without."""
+        """Return the differences of the environment after a restore.
+
+        Args:
+            with_state: True if the session state was restored too.
+        """
         known = recorded_environments(self)[1]
         if with_state:
             self._session_variables.mark_restored(known.variables if known is not None else None)
@@ -267,7 +280,7 @@ class EnvironmentMixin(ActionsMixin):
         return environment_from_events(core.environment, self.events)
 
     def _probe_target(self) -> ProbeTarget:
-        """The workspace, if it can be looked at without starting a machine."""
+        """Return the workspace to probe, if that needs no start of a machine."""
         if self._files is not None:
             path = os.fspath(self._files.path)
             inside = path.startswith("/proc/")

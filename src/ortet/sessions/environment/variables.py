@@ -1,4 +1,4 @@
-"""The variables of a session's commands: what is recorded of them, and what is given back."""
+"""Environment variables of a session's commands: what is recorded, and what is set for commands."""
 
 from __future__ import annotations
 
@@ -14,38 +14,43 @@ _VOLATILE_NAMES = frozenset({"_", "PWD", "OLDPWD", "SHLVL", "LINES", "COLUMNS", 
 
 _HOST_BOUND_NAMES = frozenset(
     {
-        # who runs it, and where its own files are
+        # user and home
         *("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "HOSTNAME"),
         *("TMPDIR", "TMP", "TEMP"),
-        # the terminal and the display before it
+        # terminal and display
         *("TERM", "COLORTERM", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "TMUX", "STY"),
-        # sockets and numbers of one login, or of one start of a service
+        # sockets and ids of one login or one service start
         *("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "GPG_AGENT_INFO", "GPG_TTY"),
         *("NOTIFY_SOCKET", "INVOCATION_ID", "JOURNAL_STREAM"),
     }
 )
-"""They tell of this process and its host: on another they would be wrong, however they came about.
-They are recorded and compared, never given back."""
+"""Variables that describe this process and its host.
+
+They are recorded and compared, but never set for commands: on another host they would be wrong.
+"""
 
 _HOST_BOUND_PREFIXES = ("ORTET_", "SSH_", "TERM_", "TMUX_", "XDG_SESSION_", "LISTEN_")
 
 _MAX_VARIABLES = 200
 _MAX_VALUE_BYTES = 32 * 1024
 _MAX_TOTAL_BYTES = 256 * 1024
-"""Bytes of one value, and of all together, that an event holds; of more only a digest is kept."""
+"""Most bytes of one value, and of all values, in an event. Of more only a digest is recorded."""
 
 _OLD_VALUE_LIMIT = 1000
-"""An earlier version cut values to so many characters, and wrote bytes that are no text as \\xNN.
-What looks like that is whole only if its digest is beside it."""
+r"""Length at which an earlier release cut values; it also wrote bytes that are no text as \xNN.
+
+A value that looks cut or escaped is complete only if its digest matches.
+"""
 
 _ESCAPED = re.compile(r"\\x[89a-f][0-9a-f]")
 
 
 class SessionVariables:
-    """What commands see: this process's environment, over it what is recorded, over that what this
-    process changed since the session was opened, recorded or restored.
+    """The variables that commands see.
 
-    The process's own environment is read and never written.
+    There are three layers, later ones first: changes by this process since the session was opened,
+    recorded or restored; recorded variables; the environment of this process. The environment of
+    the process itself is never changed.
     """
 
     def __init__(self, environ: Mapping[str, str], opening: Mapping[str, str]) -> None:
@@ -53,19 +58,19 @@ class SessionVariables:
         self._base = self._last_probe = dict(environ)
         self._restored_values: dict[
             str, str | None
-        ] = {}  # set since the opening, but not at that commit
+        ] = {}  # values at the restored commit of variables that differ from the opening
 
     def copy(self) -> SessionVariables:
-        """For a fork: what its parent's process changed was changed for it too."""
+        """Return a copy for a fork, with the changes of its parent's process."""
         return copy(self)
 
     @property
     def changed(self) -> set[str]:
-        """Those that this process has made other than they were."""
+        """Return the variables that this process has changed."""
         return _differing(self._environ, self._base)
 
     def overrides(self, recorded: Mapping[str, Variable]) -> dict[str, str | None]:
-        """What to lay over this process's environment; None unsets."""
+        """Return what to change in this process's environment for commands. None unsets."""
         now = dict(self._environ)
         changed, found = _differing(now, self._base), dict(self._restored_values)
         for name, variable in recorded.items():
@@ -78,14 +83,17 @@ class SessionVariables:
         return {n: v for n, v in found.items() if n not in changed and now.get(n) != v}
 
     def visible(self, recorded: Mapping[str, Variable]) -> dict[str, str]:
-        """All of them, as commands see them."""
+        """Return all variables as commands see them."""
         seen = {**self._environ, **self.overrides(recorded)}
         return {name: value for name, value in seen.items() if value is not None}
 
     def record(self, recorded: Mapping[str, Variable]) -> dict[str, Variable]:
-        """What is to be recorded now: as before, but for what this process changed, and what else
-        differs from the opening environment. One that is recorded stays so: what is usual here
-        need not be elsewhere."""
+        """Return the variables to record now.
+
+        Recorded variables stay, except those that this process changed. Variables that differ from
+        the opening environment are added. A recorded variable stays even if it has its usual value
+        here: on another host it may differ.
+        """
         self._last_probe, changed = dict(self._environ), self.changed
         seen = self.visible(recorded)
         kept = {name: one for name, one in recorded.items() if name not in changed}
@@ -99,7 +107,7 @@ class SessionVariables:
         return dict(sorted(kept.items()))
 
     def mark_recorded(self) -> None:
-        """It was: what this process has changed since is another change."""
+        """Accept that the last probe is recorded: later changes count as new ones."""
         changed = _differing(self._last_probe, self._base)
         self._restored_values = {
             name: value for name, value in self._restored_values.items() if name not in changed
@@ -107,8 +115,11 @@ class SessionVariables:
         self._base = self._last_probe
 
     def mark_restored(self, recorded: Mapping[str, Variable] | None) -> None:
-        """The session went to where this was recorded; None: nothing was. What that does not name
-        was as at the opening, and is so again; a secret is always the present one."""
+        """Accept that the session was restored to a commit with these recorded variables.
+
+        A variable that is not recorded gets its value of the opening environment. Secrets always
+        keep their present value. None means that nothing was recorded.
+        """
         self._base, self._restored_values = dict(self._environ), {}
         if recorded is not None:
             self._restored_values = {
@@ -121,7 +132,7 @@ class SessionVariables:
 def changed_variables(
     environ: Mapping[str, str], opening: Mapping[str, str], names: Iterable[str] = ()
 ) -> dict[str, Variable]:
-    """Those that differ, and these; a secret becomes a reference before anybody can store it."""
+    """Return the variables that differ, and those in `names`. Secrets become references."""
     chosen = sorted(_differing(environ, opening) | set(names))[:_MAX_VARIABLES]
     return {_storable(name): _variable(name, environ.get(name)) for name in chosen}
 
@@ -150,7 +161,7 @@ def _variable(name: str, value: str | None) -> Variable:
 
 
 def _is_complete(variable: Variable) -> bool:
-    """Whether it can be given back as it was."""
+    """Return True if the recorded value is complete, so that it can be set again."""
     if variable.ref or "\0" in variable.value:
         return False
     if variable.digest:
@@ -163,7 +174,7 @@ def _is_doubtful(value: str) -> bool:
 
 
 def _is_name(name: str) -> bool:
-    """A backslash is in the stored form of names that are no text."""
+    """Return True for a valid name. A backslash marks the stored form of a name that is no text."""
     return bool(name) and not any(character in name for character in "=\0\\")
 
 
@@ -180,5 +191,5 @@ def _digest(value: str) -> str:
 
 
 def _storable(text: str) -> str:
-    """As text that can be stored: names and values of the system may be any bytes."""
+    """Return text that can be stored: names and values of the system may be any bytes."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -1,1 +1,19 @@
-"""Commit, restore, fork, merge, compare and replay of a session."""
+"""Commit, restore, fork, merge, compare and replay of a session.
+
+Start with `navigation.py`: it has the verbs of Session. Then `participants.py`, which loads and
+seals session state, and `host.py`, which connects an open session with the commits of its files.
+
+- `commit`: moves the branch of a session without files
+- `forking`, `whatif` and `rewind`: sessions that continue from a commit or from an event
+- `merge`, `compare` and `preview`: merge of two sessions, differences, dry runs
+- `replay` and `played`: a session that replays its recorded events
+- `cross_host_files` and `shared_directory`: files that move between hosts or sessions
+- `swarm_results`: adopting and harvesting the attempts of a swarm
+- `lapsed`: what a restore does not bring back
+
+Invariants: head, session row and timeline change in one transaction. A restore starts a new
+timeline at the target commit; the old timeline keeps its events. Uncommitted work is committed
+before each move. Effects and spends are never undone.
+
+Imports: the other packages of `sessions`, `workspaces`, `store`, `journal`, `history` and below.
+"""

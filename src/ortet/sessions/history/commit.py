@@ -1,4 +1,4 @@
-"""A branch while someone writes to it: where it is, and how it moves on by compare-and-set."""
+"""The branch of a session without open files: commits and moves by compare-and-set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from ortet.store.commit import put_commit
 
 
 class BranchWriter:
-    """`head` and `state` are as last seen; whoever else moves it makes the next move a Conflict."""
+    """Moves one branch.
+
+    `head` and `state` are as last read. If another process moves the branch, the next move fails
+    with Conflict.
+    """
 
     def __init__(
         self,
@@ -42,11 +46,11 @@ class BranchWriter:
         self._on_move = on_move
         if head is None:
             self.refresh_head()
-        else:  # its maker knows: it was just put there
+        else:  # the caller has just created the branch
             self.state = history.read(head).state
 
     def refresh_head(self) -> None:
-        """See where it is now, whoever moved it."""
+        """Read the head, which another process may have moved."""
         found: Head | None = self._catalog.head(f"branch:{self.name}")
         self.head = found.oid if found else None
         self.state = self._history.read(self.head).state if self.head else b""
@@ -60,7 +64,7 @@ class BranchWriter:
         verb: str = "commit",
         lease: Lease | None = None,
     ) -> CommitInfo:
-        """Commit a state; when the head has it already, the head is returned."""
+        """Commit a state. Return the head if it already has this state."""
         oid = self._objects.put(Kind.STATE, encode(state))
         if not parents and self.head is not None and oid == self.state:
             return self._history.info(self.head)
@@ -89,7 +93,11 @@ class BranchWriter:
         timelines: Sequence[Timeline] = (),
         appends: Sequence[Append] = (),
     ) -> None:
-        """Conflict("head_moved") when another process moved it first: it is looked at again."""
+        """Move the branch in one transaction with the given changes.
+
+        Raises:
+            Conflict: "head_moved" if another process moved it first. The new head is then loaded.
+        """
         name = f"branch:{self.name}"
         try:
             self._catalog.move(

@@ -1,5 +1,7 @@
-"""What led to a commit, and what differs between two, or one and the present: files, facts, plan,
-messages."""
+"""Explanation of a commit, and comparison of two commits or of a commit with the present.
+
+A comparison covers files, facts, plan and messages.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +40,17 @@ if TYPE_CHECKING:
     from ortet.sessions.session import Session
 
 _MAX_EVENTS = 20_000
-"""That are looked through for what led to one commit, the newest first."""
+"""Highest number of events searched for one commit, newest first."""
 _MAX_REASON_CHARS = 4000
-"""Characters of one reason."""
+"""Highest number of characters of one reason."""
 
 
 class ReasoningStep(msgspec.Struct, frozen=True):
-    """One step of the reasoning. `kind`: goal, plan, step, thought, decision, action, question,
-    answer, approval. Of an action, `text` is its name, of a command with what was
-    run, and `state` how it ended: "" if it did not.
+    """One step of the reasoning.
+
+    `kind` is goal, plan, step, thought, decision, action, question, answer or approval. For an
+    action, `text` is its name, with the command if there is one, and `state` says how it ended; ""
+    if it did not end.
     """
 
     seq: int
@@ -60,8 +64,11 @@ class ReasoningStep(msgspec.Struct, frozen=True):
 
 
 class CommitExplanation(msgspec.Struct, frozen=True):
-    """What led from the first parent of a commit to it. Its events are those from `first` to
-    `last`, of each kind so many; `reasons`, the newest of them in order, may be some (`more`)."""
+    """The events, reasons and changes that led from the first parent of a commit to the commit.
+
+    Its events are `first` to `last`; `kinds` counts them by kind. `reasons` are in order; if `more`
+    is True, only the newest are included.
+    """
 
     commit: CommitInfo
     first: int
@@ -75,7 +82,7 @@ class CommitExplanation(msgspec.Struct, frozen=True):
 
 
 class PlanSnapshot(msgspec.Struct, frozen=True):
-    """What was to be done; `step` is the number of the current one, from 0."""
+    """Goal and plan at a commit. `step` is the number of the current step, from 0."""
 
     goal: str
     plan: list[str]
@@ -83,15 +90,18 @@ class PlanSnapshot(msgspec.Struct, frozen=True):
 
 
 class SideMessages(msgspec.Struct, frozen=True):
-    """Messages of one side that the other has not: how many, and the newest in order."""
+    """Messages that only one side has: their number, and the newest in order."""
 
     count: int
     messages: list[Message]
 
 
 class CommitComparison(msgspec.Struct, frozen=True):
-    """From one state to another. `left` was said on the way to the old one only, or is set aside in
-    the new one, `come` the other way round; what is part of both conversations is in neither."""
+    """The differences from one state to another.
+
+    `left` are messages only of the old side, `come` only of the new side. A message that one side
+    has superseded counts as missing there.
+    """
 
     files: list[TreeChange]
     memory: MemoryDiff
@@ -102,7 +112,7 @@ class CommitComparison(msgspec.Struct, frozen=True):
 
 
 def explain_commit(hub: Hub, commit: Oid, *, limit: int = 200) -> CommitExplanation:
-    """`limit`: so many reasons at most."""
+    """Explain what led to a commit, with at most `limit` reasons."""
     sessions, info = hub._session_manager(), hub.history.info(commit)
     parents = hub.history.read(commit).parents
     parent = Oid(parents[0]) if parents else None
@@ -127,7 +137,7 @@ def explain_commit(hub: Hub, commit: Oid, *, limit: int = 200) -> CommitExplanat
 
 
 def files_between(hub: Hub, old: Oid | None, new: Oid) -> list[TreeChange]:
-    """Of two commits; one without files has none."""
+    """Return the file changes between two commits. A commit may have no files."""
     return between_images(hub, None if old is None else _image(hub, old), _image(hub, new))
 
 
@@ -138,7 +148,7 @@ def between_images(hub: Hub, old: Image | None, new: Image | None) -> list[TreeC
 
 
 def compare(hub: Hub, old: Oid, new: Oid, *, limit: int = 200) -> CommitComparison:
-    """Two commits, of one session or of several. `limit`: so many messages of each side."""
+    """Compare two commits, of one or two sessions, with at most `limit` messages a side."""
     sessions = hub._session_manager()
     journals = _journal(sessions, old), _journal(sessions, new)
     left, come = find_divergence(hub.objects, *journals)
@@ -156,7 +166,7 @@ def compare(hub: Hub, old: Oid, new: Oid, *, limit: int = 200) -> CommitComparis
 def compare_now(
     view: SessionReader, old: Oid, files: Image | None, *, limit: int = 200
 ) -> CommitComparison:
-    """A commit and a session as it is now, with these files."""
+    """Compare a commit with the present state of a session and these files."""
     hub = view.hub
     sessions = hub._session_manager()
     journal, base = _journal(sessions, old), view.event_log.base
@@ -179,7 +189,7 @@ def compare_now(
 
 
 def files_now(session: Session) -> Image | None:
-    """As they are, committed or not; for that, its machine is started."""
+    """Return the present files, committed or not. This starts the machine of the session."""
     files = session._workspace()
     if files is not None:
         return files.current_image()
@@ -187,7 +197,7 @@ def files_now(session: Session) -> Image | None:
     return _image(session.hub, from_hex(head.oid)) if head is not None else None
 
 
-# inside
+# private
 
 
 def _journal(sessions: SessionManager, commit: Oid) -> JournalHead:
@@ -216,8 +226,16 @@ def _side_messages(
     of: CoreState,
     other: CoreState,
 ) -> SideMessages:
-    """What one side has said: since they parted, and before, where the other has it set aside;
-    `journal` is that of either."""
+    """Return the messages that only one side has.
+
+    These are the messages since the divergence, and earlier ones that the other side has
+    superseded.
+
+    Args:
+        journal: the journal of either side.
+        of: the state of this side.
+        other: the state of the other side.
+    """
     objects, events = sessions.hub.objects, sessions.chain
     count, found = 0, list[Message]()
     newest = apart.newest(objects, events)
@@ -243,7 +261,7 @@ def _is_visible_message(event: Event, core: CoreState) -> bool:
 def _facts(
     sessions: SessionManager, commit: Oid, events: Iterable[Event]
 ) -> tuple[list[Fact], list[Fact]]:
-    """What these events taught, and what they gave up, in order."""
+    """Return the facts that these events added, and those that they retracted, in order."""
     learned, ended = dict[str, Fact](), dict[str, None]()
     for event in events:
         if event.kind in ("fact", "lesson") and not event.erased:
@@ -292,7 +310,7 @@ def _reasons(events: Iterable[Event]) -> list[ReasoningStep]:
 
 
 def _reason_text(kind: str, data: dict[str, Any]) -> tuple[str, str] | None:
-    """What kind of reason an event is, and what it says; None for what is none."""
+    """Return the kind and text of a reason, or None if the event is no reason."""
     match kind:
         case "goal" | "thought" | "decision" | "question":
             return kind, str(data.get("text", ""))

@@ -1,5 +1,8 @@
-"""Private files that go on at another host of a shared store: what one leaves for the others, and
-how a machine is made of it where it arrives."""
+"""Private files that move between hosts of a shared store.
+
+A host commits the files before it releases a session. The next host makes a new machine from that
+commit and records the machine of the former host.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,10 @@ _TRIES = 5
 
 
 def commit_before_release(session: Session) -> None:
-    """What only this host has of a session that is let go is committed: its files, and programs
-    that run. Where that is refused they stay here, and are found when it comes back."""
+    """Commit files and running programs that only this host has, before the session is released.
+
+    If the commit is refused, the files stay here and are found when the session returns.
+    """
     files = session._files
     if files is not None and files.row.files == "private" and is_shared_store(session.hub):
         with suppress(OrtetError):
@@ -37,8 +42,7 @@ def commit_before_release(session: Session) -> None:
 
 
 def commit_for_other_hosts(session: Session) -> None:
-    """The same where other processes of this host have worked in its machine, and this one has
-    not; what cannot be committed is told."""
+    """Commit files that other processes of this host changed, and raise if that fails."""
     hub, row = session.hub, session.row
     known = hub.workspace_table.get(row.branch) if row.has_files and is_shared_store(hub) else None
     if known is not None and known.files == "private" and hub.is_local_host(known.host):
@@ -46,14 +50,16 @@ def commit_for_other_hosts(session: Session) -> None:
 
 
 def take_over_workspace(hub: Hub, row: WorkspaceRow) -> WorkspaceRow:
-    """The row of a private workspace that another host had: from now on this one has it, in a new
-    machine, with an engine that is usable here."""
+    """Take over a private workspace from another host, with a new machine.
+
+    The engine is one that this host can run. Return the row unchanged if it is already here.
+    """
     if not _is_on_other_host(hub, row):
         return row
     for _ in range(_TRIES):
         found = hub.catalog.row("workspace", row.name)
         if found is None:
-            return row  # dropped meanwhile, which is told by whoever starts it
+            return row  # dropped concurrently; opening it reports that
         known = decode(WorkspaceRow, found.value)
         if not _is_on_other_host(hub, known):
             return known
@@ -70,7 +76,7 @@ def take_over_workspace(hub: Hub, row: WorkspaceRow) -> WorkspaceRow:
         if not new.parent and hub.catalog.row("place", new.location_key) is None:
             rows += [RowChange("place", new.location_key, row.name.encode(), expect=0)]
             rows += [RowChange("place", known.location_key, None)]
-        with suppress(Conflict):  # another process was faster
+        with suppress(Conflict):  # another process was first
             hub.catalog.move([], verb="relocate", rows=rows)
             failpoint("arrive.after-row")
             return new
@@ -84,7 +90,7 @@ def _is_on_other_host(hub: Hub, row: WorkspaceRow) -> bool:
 
 
 def _engine(hub: Hub, row: WorkspaceRow) -> str:
-    """The one it had; where this host has that not, or it was given up on the way, another."""
+    """Return the engine that the workspace had, or another one if this host cannot run it."""
     had = [row.engine, *(left.engine for left in row.left.values())]
     for engine in ("criu", row.engine):
         if engine in had:
@@ -103,8 +109,10 @@ def _engine(hub: Hub, row: WorkspaceRow) -> str:
 
 
 def recover_former_files(workspace: Workspace) -> None:
-    """It was on this host before: what was not committed here then is kept in the reflog, and its
-    machine of that time goes."""
+    """Save uncommitted files from an earlier stay on this host to the reflog.
+
+    The machine of that time is then removed.
+    """
     hub, row = workspace.hub, workspace.row
     left = row.left.get(hub._store.host)
     if left is None or not is_shared_store(hub):
@@ -114,7 +122,7 @@ def recover_former_files(workspace: Workspace) -> None:
         try:
             _commit_found_files(workspace, then, left)
         except OrtetError:
-            return  # it stays, and is looked for at the next time
+            return  # keep the machine and try again next time
         hub._machines.remove(then)
     rest = {host: one for host, one in row.left.items() if one != left}
     workspace.row = replace(row, left=rest)

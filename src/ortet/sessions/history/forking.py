@@ -1,4 +1,4 @@
-"""Forks: sessions that go on from a commit of another, all of them or none."""
+"""Forks: sessions that continue from a commit of another session, all or none."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from ortet.sessions.manager import SessionManager
 
 _TRIES = 100
-"""How often names that another process was faster to take are replaced by the next."""
+"""Number of attempts to find free names while other processes take names."""
 
 
 class NamedForks(NamedTuple):
-    """Forks whose names are chosen, and what is written with them: asked anew when another process
-    was faster, to be given up by an error."""
+    """Forks with chosen names, and the rows to write with them.
+
+    `rows` is called again for each attempt. An error that it raises ends the attempts.
+    """
 
     suffixes: Sequence[str]
     rows: Callable[[Sequence[SessionRow]], Sequence[RowChange]]
@@ -42,8 +44,13 @@ class NamedForks(NamedTuple):
 def fork_named(
     sessions: SessionManager, parent: SessionReader, point: Oid, named: NamedForks
 ) -> list[Session]:
-    """Forks of a session at a commit, whoever has it open, with these names: Conflict("name_taken")
-    when there is one of them already. They have files if it has."""
+    """Fork a session at a commit with chosen names, without needing its lease.
+
+    The forks have files if the parent has files.
+
+    Raises:
+        Conflict: "name_taken" if a name is in use.
+    """
     return _fork_named(sessions, parent, point, named)
 
 
@@ -60,7 +67,13 @@ def _fork_named(
 def fork_at(
     parent: Session, at: Oid | None, *, n: int = 1, names: Sequence[str] = (), machine: bool = True
 ) -> list[Session]:
-    """As `parent.fork`, from the commit `at` (None: from here), and with these `names`, or n."""
+    """Fork an open session at the commit `at`, or at its present state if `at` is None.
+
+    Args:
+        n: the number of forks, if there are no `names`.
+        names: the last part of the name of each fork.
+        machine: False forks only the session state.
+    """
     if len(set(names)) < len(names):
         raise Invalid("bad_name", "two forks cannot have one name: give each its own")
     parent._check_open()
@@ -76,10 +89,10 @@ def _fork_at(
     parent: Session, at: Oid | None, *, n: int, names: Sequence[str], machine: bool
 ) -> list[Session]:
     sessions = parent.hub._session_manager()
-    with sessions.hub.writing():  # the commit may be one that only its id leads to
+    with sessions.hub.writing():  # only its id may refer to the commit
         point = from_hex(parent.commit("fork point").oid) if at is None else at
         _pin_fork_point(parent, point)
-        parent._budget.return_unspent()  # so that the forks find it
+        parent._budget.return_unspent()  # return reserved budget so that the forks can use it
         named, count = NamedForks(names, lambda _: ()) if names else None, len(names) or n
         if machine and parent.row.has_files:
             return fork_files(sessions, parent, point, count, named=named, present=False)
@@ -101,9 +114,10 @@ def fork_state_only(
     first: tuple[Tip, Draft] | None = None,
     named: NamedForks | None = None,
 ) -> list[Session]:
-    """n sessions, minds only, on timelines of their own that begin at a commit.
+    """Create n sessions without files, on new timelines that start at a commit.
 
-    `first`: where that commit ends, and the event that follows it in each of them.
+    Args:
+        first: the position where the commit ends, and an event to append to each fork.
     """
     state = sessions.hub.history.state(point)
     for number in range(_TRIES):
@@ -134,8 +148,11 @@ def fork_state_only(
 
 
 def fork_named_session(parent: Session, name: str, point: Oid) -> Session:
-    """A session with a name of its own, mind only, that goes on from a commit of another;
-    Conflict("name_taken")."""
+    """Fork a session under a free name, without files, from a commit.
+
+    Raises:
+        Conflict: "name_taken" if the name is in use.
+    """
     sessions = parent.hub._session_manager()
     if sessions.table.is_taken(parent.agent, check_session(name)):
         raise fork_taken(name)
@@ -154,7 +171,7 @@ def _create_forks(
     point: Oid,
     extras: TransactionExtras,
 ) -> list[Lease]:
-    """All of them or none, each on a branch of its own at `point`."""
+    """Create all forks in one transaction, each on a new branch at `point`."""
     return sessions.hub.catalog.move(
         [Move(f"branch:{row.branch}", None, point) for row in rows],
         verb="fork",
@@ -178,7 +195,11 @@ def fork_files(
     named: NamedForks | None = None,
     present: bool = True,
 ) -> list[Session]:
-    """The same with files and processes of their own. `present`: the commit was just made."""
+    """Create n sessions with files and processes of their own.
+
+    Args:
+        present: True if `point` was just committed, so that the running machine can be forked.
+    """
     rows: list[SessionRow] = []
     files = "private" if parent.row.path else SCRATCH_FILES
     state = sessions.hub.history.state(point)
@@ -195,7 +216,7 @@ def fork_files(
 
     if present and isinstance(parent, Session) and first is None and named is None:
         made, leases = parent.machine.fork_with_extras(point, n, extras=minds)
-    else:  # at a commit that is not the present of its machine
+    else:  # the commit is not the present state of the machine
         known = sessions.hub.workspace_table.need(parent.row.branch)
         tails = named.suffixes if named is not None else ()
         made, leases = sessions.hub.fork_with_extras(
@@ -238,7 +259,7 @@ def _fork_extras(
     first: tuple[Tip, Draft] | None,
     named: NamedForks | None,
 ) -> TransactionExtras:
-    """What makes these forks, to be written in one transaction."""
+    """Return the catalog changes that create these forks."""
     start = start_of(sessions, rows[0], parent.row.timeline)
     appends = []
     if first is not None:
@@ -274,5 +295,5 @@ def _child(sessions: SessionManager, parent: SessionRow, name: str, state: State
 
 
 def _profile(parent: SessionReader) -> Profile:
-    """The policies of its forks."""
+    """Return the policies for forks."""
     return parent.profile if isinstance(parent, Session) else find_profile(parent.row.profile)

@@ -1,4 +1,7 @@
-"""An opened session as the company of its files: sealed with their commit, restored with them."""
+"""The commit participant of an open session.
+
+The session's events are sealed with each commit of its files, and its state is restored with them.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,10 @@ if TYPE_CHECKING:
 
 
 class OpenSessionParticipant:
-    """`row` is the session's; `moved` is called with the new one when it went elsewhere.
+    """Takes part in the commits and restores of the files of an open session.
 
-    `dirty`: something happened since the last commit that is worth one.
+    `dirty` is True if something worth a commit happened since the last commit. `on_moved` is called
+    with the new row after the session has moved to another commit.
     """
 
     def __init__(
@@ -58,7 +62,7 @@ class OpenSessionParticipant:
         self._sealed_journal: JournalHead | None = None
         self._next_row: SessionRow | None = None
         self.follow_shared_memory = (
-            False  # who leaves goes on to believe what shared memories say now
+            False  # True during merge and adopt: a move keeps following the newest facts
         )
         self._prepared_timeline: tuple[Timeline, Append] | None = None
         self._extra_rows: list[RowChange] = []
@@ -80,7 +84,7 @@ class OpenSessionParticipant:
         return seal_shared_memory(self._sessions, self.row, self._writer.state)
 
     def is_unchanged(self, head: Oid, machine: bytes) -> bool:
-        """Whether a commit of this mind with this machine would be the head again."""
+        """Return True if a commit of this state with this machine image would equal the head."""
         if self.dirty:
             return False
         self._writer.flush()
@@ -96,8 +100,10 @@ class OpenSessionParticipant:
 
     @contextmanager
     def with_timeline(self, timeline: Timeline, events: Append) -> Iterator[None]:
-        """Who leaves in this block goes on with a timeline that has events already: what is known
-        only there was made of two."""
+        """Within this block, a move switches the session to `timeline`, which already has `events`.
+
+        Merge uses this: its result exists only on the new timeline.
+        """
         self._prepared_timeline = (timeline, events)
         try:
             yield
@@ -106,8 +112,10 @@ class OpenSessionParticipant:
 
     @contextmanager
     def with_rows(self, *rows: RowChange) -> Iterator[None]:
-        """What is written in the transaction of who leaves in this block: then that was done, and
-        is not done again."""
+        """Within this block, write `rows` in the transaction that moves the branch.
+
+        The rows mark an operation as done, so that a retry does not repeat it.
+        """
         self._extra_rows = list(rows)
         try:
             yield

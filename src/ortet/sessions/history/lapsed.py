@@ -1,6 +1,8 @@
-"""What a restore of a mind leaves behind, and cannot undo or give back: events that it will not
-know of, deeds that were done since, and secrets that its commands, tokens and variables name and
-that are not to be had here."""
+"""The losses of a restore of session state.
+
+These are events that the state no longer includes, effects since then, and unavailable secrets that
+the commit refers to.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,16 @@ if TYPE_CHECKING:
 
 
 def count_forgotten_events(view: SessionReader, commit: Oid) -> int:
-    """How many events a session would not know of any more at a commit of it. That it was opened,
-    let go or looked at is not counted: nobody said or did that."""
+    """Return the number of events that the state would lose by a restore of a commit.
+
+    Lifecycle events and automatic environment events are not counted.
+    """
     base = view.event_log.base
     return _count_left_events(view.hub._session_manager(), base, commit, view.events(base.seq))
 
 
 def count_forgotten_on_branch(sessions: SessionManager, branch: str, commit: Oid) -> int:
-    """The same of the session that works on a branch, if one does."""
+    """Count the lost events of the session on a branch; 0 if there is no session."""
     row = sessions.table.find_by_branch(branch)
     if row is None:
         return 0
@@ -48,7 +52,7 @@ def count_forgotten_on_branch(sessions: SessionManager, branch: str, commit: Oid
 
 
 def count_forgotten_since(sessions: SessionManager, before: Oid, commit: Oid) -> int:
-    """The same, where a commit holds all that it knew."""
+    """Count the lost events from the commit `before` to `commit`."""
     return _count_left_events(sessions, _journal(sessions.hub, before) or EMPTY_JOURNAL, commit, ())
 
 
@@ -62,12 +66,12 @@ def _count_left_events(
 
 
 def effects_since_commit(hub: Hub, row: SessionRow, commit: Oid) -> list[Effect]:
-    """What a session has done since a commit of it; a restore does not undo it."""
+    """Return the effects of a session since a commit. A restore does not undo them."""
     return effects_since(hub.catalog, row, seq_of(hub, commit))
 
 
 def seq_of(hub: Hub, commit: Oid) -> int:
-    """The last event that a commit holds; 0 without a mind."""
+    """Return the number of the last event in a commit; 0 if it holds no session state."""
     journal = _journal(hub, commit)
     return journal.seq if journal is not None else 0
 
@@ -75,8 +79,7 @@ def seq_of(hub: Hub, commit: Oid) -> int:
 def unavailable_secrets(
     sessions: SessionManager, commit: Oid, environment: Environment | None
 ) -> list[UnavailableSecret]:
-    """Secrets that a commit, and what surrounded it then, refer to and that this host cannot give
-    now, by name."""
+    """Return secrets that a commit and its environment refer to and this host cannot provide."""
     hub, journal = sessions.hub, _journal(sessions.hub, commit)
     if journal is None:
         return []
@@ -95,14 +98,15 @@ def _check_secret(hub: Hub, name: str, used: list[str]) -> UnavailableSecret | N
     try:
         hub.vault.get(name)
     except NotFound:
-        if is_secret(name, hub.environ.get(name, "")):  # which a command is given as well
+        # commands get secrets of the environment as well
+        if is_secret(name, hub.environ.get(name, "")):
             return None
         return UnavailableSecret(name, "missing", used)
     except Refused as error:
         if error.kind == "secret_expired":
             return UnavailableSecret(name, "expired", used, error.details["expires"])
         return UnavailableSecret(name, "no_key", used)
-    except OrtetError:  # damaged, or no package to read it with
+    except OrtetError:  # damaged, or a needed package is missing
         return UnavailableSecret(name, "missing", used)
     return None
 

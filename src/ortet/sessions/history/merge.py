@@ -1,4 +1,4 @@
-"""Two sessions brought together: merge makes one commit of both, adopt takes the other's state."""
+"""Merge of two sessions into one commit, and resolution of the other side for merge and adopt."""
 
 from __future__ import annotations
 
@@ -45,8 +45,11 @@ _MAX_EPISODE_CHARS = 300
 
 
 class SessionMergeResult(msgspec.Struct, frozen=True):
-    """What a merge brought. `conflicts` are file conflicts that `favor` settled; `contradictions`
-    are left to whoever goes on: both facts are known now. `up_to_date`: all was here already."""
+    """The result of a merge.
+
+    `conflicts` are the file conflicts that `favor` settled. `contradictions` are pairs of facts
+    that are both kept. `up_to_date` is True if there was nothing to merge.
+    """
 
     commit: CommitInfo
     facts: list[Fact] = []
@@ -60,7 +63,7 @@ class SessionMergeResult(msgspec.Struct, frozen=True):
 
 
 class MergeSource(NamedTuple):
-    """The other side: a commit, and whose it is."""
+    """The other side of a merge: a commit, and its session if there is one."""
 
     label: str
     commit: Oid
@@ -69,7 +72,7 @@ class MergeSource(NamedTuple):
 
 
 class _StoredMerge(NamedTuple):
-    """A merge commit that is stored and that no branch has yet, and what leads there."""
+    """A stored merge commit that no branch refers to yet, with its timeline and events."""
 
     commit: Oid
     timeline: Timeline
@@ -87,7 +90,10 @@ def merge(
     message: str,
     favor: Favor | None,
 ) -> SessionMergeResult:
-    """See Session.merge. Head, timeline and events change in one transaction, or not at all."""
+    """Merge a session; see `Session.merge`.
+
+    Head, timeline and events change in one transaction, or not at all.
+    """
     merging.check_favor(favor)
     other = resolve_merge_source(ours, sessions, source)
     hub, files = ours.hub, ours._workspace()
@@ -124,7 +130,7 @@ def merge(
 def resolve_merge_source(
     ours: NavigationMixin, sessions: SessionManager, source: SessionReader | Ref
 ) -> MergeSource:
-    """Who is meant; what it has not committed yet is committed first."""
+    """Return the commit that `source` means. A session's uncommitted work is committed first."""
     hub = ours.hub
     if isinstance(source, SessionReader):
         if source.hub.root.resolve() != hub.root.resolve():
@@ -153,7 +159,7 @@ def resolve_merge_source(
 def _open_or_leased(
     sessions: SessionManager, row: SessionRow, source: object
 ) -> Iterator[NavigationMixin]:
-    """The session as it is open, in this hub or another of this process; else under its lease."""
+    """Yield the session: the open handle if this process has one, else one under its lease."""
     opened = source if isinstance(source, NavigationMixin) else sessions.find_open(row.id)
     if opened is not None and not opened.held_lease.is_released:
         yield opened
@@ -171,7 +177,7 @@ def _make(
     message: str,
     favor: Favor | None,
 ) -> _StoredMerge:
-    """The merge commit, with the events that tell of it on a timeline of their own."""
+    """Store the merge commit, with its events on a new timeline."""
     hub, history = sessions.hub, sessions.hub.history
     base = history.merge_base(mine, other.commit)
     states = [history.state(oid) if oid else State() for oid in (base, mine, other.commit)]
@@ -255,7 +261,10 @@ def _files(
     favor: Favor | None,
     generated: str,
 ) -> tuple[bytes, list[FileConflict]]:
-    """The image of the merge; a side without files changes none. Files in `generated` are ours."""
+    """Return the merged image.
+
+    A side without files changes none. Files in `generated` stay ours.
+    """
     base, ours, theirs = (state.machine for state in states)
     if not theirs or not other.has_files or theirs == ours:
         return ours, []
@@ -274,14 +283,14 @@ def _read(sessions: SessionManager, ours: bytes, theirs: bytes) -> tuple[Image, 
 
 
 def journal_of(sessions: SessionManager, state: State) -> JournalHead:
-    """What a commit holds of a mind."""
+    """Return the journal of a commit."""
     if not state.journal:
         return EMPTY_JOURNAL
     return decode(JournalHead, sessions.hub.objects.get(Oid(state.journal)))
 
 
 def _episode(theirs: SessionState, result: MergeAdditions) -> str:
-    """What the other did, in a few words: what was said there stays readable on its timeline."""
+    """Return a short summary of the other side. Its messages stay readable on its timeline."""
     core = theirs.core
     steps = f"step {core.step} of {len(core.plan)}" if core.plan else ""
     made = [f"learned: {fact.text}" for fact in (*result.facts, *result.lessons)]

@@ -1,4 +1,8 @@
-"""The verbs of a session that lead to another state of mind and files: commit, restore, fork."""
+"""The session verbs that commit and move: commit, restore, undo, fork, swarm, merge, adopt, land.
+
+State and files move together. Each verb commits the present state first, so that no uncommitted
+work is lost. Effects stay done and budget stays spent after any move.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,7 @@ if TYPE_CHECKING:
 
 
 class NavigationMixin(EnvironmentMixin):
-    """The half of Session that knows its branch."""
+    """The verbs of Session that read or move its branch."""
 
     _branch: BranchWriter
     _head_image: bytes
@@ -66,12 +70,22 @@ class NavigationMixin(EnvironmentMixin):
     def commit(
         self, message: str = "", *, allow_secrets: bool = False, durable: Durability | None = None
     ) -> CommitInfo:
-        """Record mind and files together; with nothing new, the head is returned. One that would
-        hold a secret that is known is Refused("secret_found"), unless you allow it.
+        """Commit session state and files together.
 
-        `durable` is where it is on return, in a store that hosts share: "remote", in its bucket, or
-        "local", on this host's disk, from where it is uploaded later; None: as the store was
-        opened. Until then other hosts cannot read it, and it is lost with this disk."""
+        Args:
+            message: the commit message.
+            allow_secrets: commit even if the commit would hold a known secret.
+            durable: where the commit is stored on return, in a store that several hosts share.
+                "remote" is the bucket. "local" is the disk of this host, with a later upload; until
+                then other hosts cannot read the commit, and it is lost with the disk. None takes
+                the setting of the store.
+
+        Returns:
+            The new commit, or the head if there is nothing new.
+
+        Raises:
+            Refused: "secret_found" if the commit would hold a known secret.
+        """
         check_text(message=message)
         require(FLAG, allow_secrets=allow_secrets)
         with self._hub.allow_secrets(allow_secrets), self._hub.objects.with_durability(durable):
@@ -89,7 +103,7 @@ class NavigationMixin(EnvironmentMixin):
         return info
 
     def _publish(self, upto: int | None = None) -> None:
-        """Tell others what was learned for them, and is committed."""
+        """Publish committed facts to the shared memory scopes."""
         ledger = self._writer
         seq = ledger.event_log.base.seq if upto is None else upto
         lease = self.held_lease.lease
@@ -108,8 +122,11 @@ class NavigationMixin(EnvironmentMixin):
         self._row = self._participant.row = row
 
     def refresh(self) -> None:
-        """Believe what the memories that it shares say now: a session that was restored, and each
-        fork, believes what they said then, until it tells them something itself."""
+        """Follow the newest facts of shared memory scopes from now on.
+
+        A restored session and each fork see the shared facts of their commit, until they publish a
+        fact themselves.
+        """
         self._check_open()
         if self._row.beliefs is not None:
             self._participant.dirty = self._participant.dirty or bool(self._row.beliefs)
@@ -117,7 +134,7 @@ class NavigationMixin(EnvironmentMixin):
             self._participant.dirty = self._participant.dirty or bool(self.shared())
 
     def _set_shared_memory(self, memory: bytes | None) -> None:
-        """Of what is shared: as that Memory says, or all there is."""
+        """Use the shared facts of `memory`, or always the newest ones if it is None."""
         if self._row.beliefs != memory:
             row = msgspec.structs.replace(self._row, beliefs=memory)
             self._hub.catalog.move(
@@ -130,14 +147,18 @@ class NavigationMixin(EnvironmentMixin):
 
     @contextmanager
     def _follow_shared_memory(self) -> Iterator[None]:
-        """Who knew all there is goes on to: what is taken over from another is no way back."""
+        """Keep following shared memory after merge or adopt.
+
+        A session that saw the newest shared facts must not fall back to those of the adopted
+        commit.
+        """
         live = self._participant.follow_shared_memory = self._row.beliefs is None
         try:
             yield
         finally:
             self._participant.follow_shared_memory = False
         self._publish()
-        if live:  # also where nothing moved
+        if live:  # also if the session did not move
             self._set_shared_memory(None)
 
     def _record(self, message: str) -> CommitInfo:
@@ -147,8 +168,10 @@ class NavigationMixin(EnvironmentMixin):
         return self._record_state(message)
 
     def commit_all_events(self, message: str) -> CommitInfo:
-        """The same with what alone is no reason for a commit. When the directory is gone, files
-        are those of the head."""
+        """Commit even if only lifecycle or environment events are new.
+
+        If the workspace directory no longer exists, commit the session state with the head's files.
+        """
         self._participant.dirty = (
             self._participant.dirty or self._writer.tip.seq != self.event_log.base.seq
         )
@@ -176,11 +199,18 @@ class NavigationMixin(EnvironmentMixin):
     def restore(
         self, ref: str, *, only: Collection[str] | None = None, restart: bool = False
     ) -> RestoreResult:
-        """Go to a commit: mind, files and processes, or `only` some; what is uncommitted is kept
-        first. Processes come with the files they were frozen with; those that run stay where only
-        files are asked for. With `restart`, services that ran then and do not run now are started.
+        """Restore a commit: session state, files and processes.
 
-        Deeds stay done and money stays spent: the report says which deeds.
+        Uncommitted work is committed first. Effects stay done and budget stays spent. Processes are
+        restored with their files; if only files are restored, the running processes continue.
+
+        Args:
+            ref: the commit to restore.
+            only: restore only these of "mind", "files" and "processes".
+            restart: start services that ran at `ref` and do not run now.
+
+        Returns:
+            A report, with the effects since that commit and differences of the environment.
         """
         self._check_open()
         parts = check_parts(only)
@@ -194,7 +224,11 @@ class NavigationMixin(EnvironmentMixin):
         return msgspec.structs.replace(found, files=report)
 
     def rewind(self, n: int = 1) -> RestoreResult:
-        """Restore the n-th commit back on this branch, mind and files together."""
+        """Restore the n-th ancestor of the head on this branch, state and files together.
+
+        Raises:
+            NotFound: "no_commit" if the session has no commit yet.
+        """
         self._check_open()
         require(POSITIVE_COUNT, n=n)
         head = self.head
@@ -204,13 +238,24 @@ class NavigationMixin(EnvironmentMixin):
         return self._restore_commit(target, "rewind", ALL_PARTS)
 
     def undo(self, n: int = 1, *, dry_run: bool = False) -> UndoResult:
-        """Go back to before the last n things that moved this session's branch, mind and files
-        together; files that are not committed are the first of them, or without files what was
-        said since. Deeds stay done: the report says which. `redo` goes forth again."""
+        """Undo the last n operations that moved the branch, state and files together.
+
+        Uncommitted files count as the first operation. Without files, uncommitted events do.
+        Effects stay done; the report lists them. `redo` reverts an undo.
+
+        Args:
+            n: the number of operations.
+            dry_run: return what would happen, without changing anything.
+        """
         return self._undo_or_redo("undo", n, dry_run)
 
     def redo(self, n: int = 1, *, dry_run: bool = False) -> UndoResult:
-        """Do the last n things again that were undone, unless something else was done since."""
+        """Redo the last n undone operations, unless another operation followed the undo.
+
+        Args:
+            n: the number of operations.
+            dry_run: return what would happen, without changing anything.
+        """
         return self._undo_or_redo("redo", n, dry_run)
 
     def _undo_or_redo(self, direction: UndoDirection, n: int, dry_run: bool) -> UndoResult:
@@ -241,7 +286,7 @@ class NavigationMixin(EnvironmentMixin):
         detail: str = "",
         may_be_unreferenced: bool = False,
     ) -> RestoreResult:
-        self._budget.count()  # a killed process's time is counted from here on
+        self._budget.count()  # if the process is killed, its lost time counts from here
         safety = from_hex(self.commit(f"before {verb}").oid)
         files, report = self._workspace(), Report()
         if target != safety and "mind" in parts:
@@ -281,7 +326,10 @@ class NavigationMixin(EnvironmentMixin):
         )
 
     def _before_move(self, verb: str) -> None:
-        """What belongs to the state that it is in, and to no other: that is committed."""
+        """Hook: end what belongs only to the state that the session leaves.
+
+        That state is committed.
+        """
 
     @retry_on_sweep
     def _restore_files(
@@ -332,8 +380,14 @@ class NavigationMixin(EnvironmentMixin):
                 self._participant.dirty = True
 
     def fork(self, n: int = 1, *, machine: bool = True) -> list[Session]:
-        """n sessions that go on from here, with minds of their own, and files unless `machine` is
-        False; all or none."""
+        """Create n sessions that continue from the present state.
+
+        The present state is committed first. Either all n forks are created or none.
+
+        Args:
+            n: the number of forks.
+            machine: False forks only the session state, without files.
+        """
         from ortet.sessions.history.forking import fork_files, fork_state_only
 
         require(FLAG, machine=machine)
@@ -346,7 +400,7 @@ class NavigationMixin(EnvironmentMixin):
         with files.announce_forks(n) if fork is fork_files and files is not None else nullcontext():
             if point is None or not self._participant.is_unchanged(point, self._head_image):
                 point = from_hex(self.commit("fork point").oid)
-            self._budget.return_unspent()  # so that the forks find it
+            self._budget.return_unspent()  # return reserved budget so that the forks can use it
             forks = fork(self._sessions, self, point, n)
         for one in forks:
             one.inherit_variables(self)
@@ -373,20 +427,37 @@ class NavigationMixin(EnvironmentMixin):
         progress: ProgressCallback | None = None,
         halt: SwarmStopSignal | None = None,
     ) -> SwarmResult:
-        """n attempts at a task from here, or from the commit `at`: each in a process and a fork of
-        its own, `parallel` at once; scored, and the best adopted.
+        """Run n attempts at a task, score them and adopt the best.
 
-        `task(session, i)` is a function that can be imported, or a command for the machine. `score`
-        likewise, higher is better; a command's is the number it prints last, else 0 for exit code 0
-        and less for others; without one it is what the task returned or printed. `keep`: 1 adopts
-        the best, k > 1 leaves the k best as sessions, 0 none, "merge" (or "merge:K") brings all (or
-        the K best) together here. `budget` is each attempt's share of the family's; `stop_when`, a
-        score or asked after each, ends the others. An attempt that fails, dies or takes longer than
-        `timeout` seconds costs itself only. `harvest`: learn what the losers learned. `on`
-        "ray" or "ray://HOST:PORT" they run on nodes that have what one `needs`, as {"cpu": 2}.
+        Each attempt runs in a process and a fork of its own. An attempt that fails, dies or exceeds
+        `timeout` does not affect the others. A swarm whose process was killed continues when it is
+        called again with the same `name`.
 
-        A swarm whose process was killed goes on when it is called again with the same `name`;
-        attempts that were `interrupted` are repeated, or "count". `halt`: another thread ends it.
+        Args:
+            task: an importable function `task(session, i)`, or a command for the machine.
+            n: the number of attempts.
+            score: a function or a command; a higher score is better. The score of a command is the
+                last number that it prints, else 0 for exit code 0 and less for other codes. None
+                takes what the task returned or printed.
+            keep: 1 adopts the best attempt. k > 1 leaves the k best as sessions. 0 keeps none.
+                "merge" merges all attempts, "merge:K" the K best.
+            parallel: the number of attempts at the same time.
+            budget: the share of the family's budget for each attempt.
+            stop_when: a score, or a function called after each attempt; if reached, the swarm ends.
+            timeout: the limit for one attempt, in seconds.
+            harvest: learn the facts that the losers learned.
+            losers: "drop" removes attempts that are not kept, "keep" leaves them as sessions.
+            name: the name of the swarm, for continuing it.
+            at: the commit to start from; the present state by default.
+            interrupted: "again" repeats the attempts of a killed process, "count" counts them as
+                failed.
+            on: "ray" or "ray://HOST:PORT" runs the attempts on Ray nodes.
+            needs: the resources of one attempt on Ray, for example {"cpu": 2}.
+            progress: called with the swarm as attempts proceed.
+            halt: lets another thread end the swarm.
+
+        Returns:
+            The swarm with all attempts and their scores.
         """
         from ortet.sessions.swarm_api import SwarmRequest
 
@@ -416,11 +487,18 @@ class NavigationMixin(EnvironmentMixin):
     def merge(
         self, other: SessionReader | Ref, *, message: str = "", favor: Favor | None = None
     ) -> SessionMergeResult:
-        """Bring in what another session, branch or commit knows and changed: one commit of both.
+        """Merge another session, branch or commit into this session, as one commit.
 
-        Conversation, plan and processes stay ours; facts, lessons, decisions and artifacts are
-        united, files merged. Contradictions are in the report; file conflicts are
-        Conflict("merge_conflict"), and nothing was changed, unless `favor` says who wins.
+        Conversation, plan and processes stay ours. Facts, lessons, decisions and artifacts are
+        united, and files are merged. The report lists contradictions.
+
+        Args:
+            other: an open session, or a branch, tag or commit.
+            message: the commit message; empty for a default.
+            favor: "ours" or "theirs" settles file conflicts for that side.
+
+        Raises:
+            Conflict: "merge_conflict" if files conflict. Nothing has changed.
         """
         from ortet.sessions.history.merge import merge
 
@@ -432,10 +510,10 @@ class NavigationMixin(EnvironmentMixin):
             return merge(self, self._sessions, other, message=message, favor=favor)
 
     def adopt(self, other: SessionReader | Ref) -> RestoreResult:
-        """Take the state of another session, branch or commit, mind and files: it is ours now.
+        """Replace state and files by those of another session, branch or commit.
 
-        What was here is committed first and stays in the reflog; deeds stay done. Of a session
-        without files only the mind is taken.
+        The present state is committed first and stays in the reflog. Effects stay done. If `other`
+        has no files, only its state is adopted.
         """
         from ortet.sessions.history.merge import resolve_merge_source
 
@@ -453,12 +531,21 @@ class NavigationMixin(EnvironmentMixin):
         return report
 
     def _require_live(self, verb: str) -> None:
-        """A session that is replayed stays where it is."""
+        """Hook: in a replay, refuse the verb or make the session live."""
 
     def land(self, *, favor: Favor | None = None) -> Report:
-        """Apply what this session changed to the original directory, all or nothing."""
+        """Apply the file changes of this session to its original directory, all or nothing.
+
+        Args:
+            favor: "ours" or "theirs" settles every conflict for that side.
+        """
         return self.machine.land(favor=favor)
 
     def diff(self, ref: str = "HEAD", other: str | None = None) -> list[TreeChange]:
-        """Files, from `ref` to `other`, or to the present ones when `other` is not given."""
+        """Return the file changes from `ref` to `other`.
+
+        Args:
+            ref: the older side; the head by default.
+            other: the newer side. None means the present files, committed or not.
+        """
         return self.machine.diff(ref, other)

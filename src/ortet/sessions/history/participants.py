@@ -1,4 +1,11 @@
-"""The mind that goes with a branch: what it adds to a commit, how it goes where the files go."""
+"""Loading and sealing of session state, and the participant of sessions that are not open.
+
+`load_session` builds the in-memory state of a session: the sealed journal of its head, then the
+events after it. `seal_events` stores new events for a commit. A session that moves to another
+commit continues on a new timeline; `row_on_new_timeline` and `start_of` describe that timeline.
+
+Invariant: a row of kind `going` exists while the files have moved and the branch has not.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +41,14 @@ if TYPE_CHECKING:
     from ortet.sessions.manager import SessionManager
 
 _PENDING_RESTORE = "going"
-"""Rows of this kind are there while files move without their branch."""
+"""Row kind of the pending-restore record: files have moved, the branch has not yet."""
 
 
 def is_bookkeeping_event(event: Event) -> bool:
-    """Whether an event alone is no reason for a commit: it was opened or let go, or its
-    surroundings were looked at although nobody asked."""
+    """Return True if an event alone is no reason for a commit.
+
+    These are lifecycle events, and environment events that were recorded automatically.
+    """
     return event.kind == "lifecycle" or (
         event.kind == "environment" and not event.data.get("asked")
     )
@@ -48,25 +57,26 @@ def is_bookkeeping_event(event: Event) -> bool:
 _FIRST_PAGE = 16
 
 _TIMELINE_CACHE_SIZE = 1000
-"""Segments whose timeline is remembered."""
+"""Number of segments whose timeline is cached."""
 
 
 class LoadedSession(msgspec.Struct, frozen=True):
-    """Where a session is: its events so far, what they add up to, and the files of its head."""
+    """A loaded session: its event log, its state and the machine image of its head."""
 
     line: EventLog
     mind: SessionState
     tip: Tip
     machine: bytes
-    epoch: int = -1  # of before it was read, see session/hotfold
+    epoch: int = -1  # sweep epoch from before the load, see writing/state_cache
 
 
 def sealed_journal(
     sessions: SessionManager, row: SessionRow, head: Oid | None
 ) -> tuple[JournalHead, bytes]:
-    """What commits hold of a session's line, and the files of its head.
+    """Return the sealed journal of a session and the machine image of its head.
 
-    The head's journal, if that was made on this timeline; else the one the timeline began with.
+    The journal is that of the head commit if it was made on this timeline. Otherwise it is the
+    journal that the timeline started with.
     """
     objects = sessions.hub.objects
     began = decode(JournalHead, objects.get(Oid(row.sealed))) if row.sealed else EMPTY_JOURNAL
@@ -81,16 +91,16 @@ def sealed_journal(
 
 
 class ForkPointCache(msgspec.Struct, frozen=True):
-    """What timelines begin with that start at one commit: its journal, and the fold read."""
+    """Journal and decoded fold of the commit where new timelines start."""
 
     oid: bytes
-    heir: bytes  # of the fold: erasure puts another in its place
+    heir: bytes  # id of the stored fold; erasure replaces it
     journal: JournalHead
     fold: Fold | None
 
 
 def load_fork_point(sessions: SessionManager, oid: bytes) -> ForkPointCache:
-    """The last one is remembered: a swarm starts many times at the same commit."""
+    """Return the fork point, cached: a swarm starts many sessions at the same commit."""
     objects, known, journal = (
         sessions.hub.objects,
         sessions.fork_point_cache,
@@ -112,18 +122,21 @@ def _journal(sessions: SessionManager, oid: bytes) -> JournalHead:
 def load_fresh_fork(
     sessions: SessionManager, row: SessionRow, fork_point: ForkPointCache, machine: bytes
 ) -> LoadedSession:
-    """Where a session is on whose timeline nothing happened yet; its mind is its own."""
+    """Build the in-memory state of a session whose timeline has no events of its own.
+
+    The state is a private copy.
+    """
     hub, journal = sessions.hub, fork_point.journal
     line = EventLog(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline, base=journal)
     tip = Tip(journal.seq, journal.hash, 0)
     epoch = (
         hub.objects.sweep_lock.epoch() if hub.cache.shared else -1
-    )  # heard: asked when it is kept
+    )  # the epoch known here; it is fetched when the state is cached
     return LoadedSession(line, SessionState(sessions.maps, fork_point.fold), tip, machine, epoch)
 
 
 def load_event_log(sessions: SessionManager, row: SessionRow) -> tuple[EventLog, bytes]:
-    """The events of a session so far, and the files of its head."""
+    """Return the event log of a session and the machine image of its head."""
     hub = sessions.hub
     found = hub.catalog.head(f"branch:{row.branch}")
     journal, machine = sealed_journal(sessions, row, found.oid if found else None)
@@ -132,7 +145,7 @@ def load_event_log(sessions: SessionManager, row: SessionRow) -> tuple[EventLog,
 
 
 def load_session(sessions: SessionManager, row: SessionRow) -> LoadedSession:
-    """Where a session is now."""
+    """Load the present state of a session, from the cache if possible."""
     hub, epoch = sessions.hub, epoch_of(sessions)
     line, machine = load_event_log(sessions, row)
     journal = line.base
@@ -148,7 +161,10 @@ def load_session(sessions: SessionManager, row: SessionRow) -> LoadedSession:
 
 
 def uncommitted_events(event_log: EventLog) -> Iterator[Event]:
-    """What no commit holds yet. Who only looks whether there is something reads a few of them."""
+    """Iterate over the events that no commit holds yet.
+
+    The first page is small, for callers that only test if there is an event.
+    """
     base = event_log.base.seq
     return chain(event_log.events(base, base + _FIRST_PAGE), event_log.events(base + _FIRST_PAGE))
 
@@ -156,9 +172,9 @@ def uncommitted_events(event_log: EventLog) -> Iterator[Event]:
 def seal_events(
     sessions: SessionManager, event_log: EventLog, state: SessionState, tip: Tip
 ) -> JournalHead:
-    """Put what is not sealed yet into the store."""
+    """Store the events that are not sealed yet and return the new journal."""
     failpoint("journal.before-seal")
-    segment = event_log.seal(tip)  # which refuses what must not be stored
+    segment = event_log.seal(tip)  # raises if an event must not be stored
     return JournalHead(segment, tip.seq, tip.hash, state.save(sessions.hub.objects))
 
 
@@ -167,7 +183,7 @@ def put_journal(sessions: SessionManager, journal: JournalHead) -> Oid:
 
 
 def row_on_new_timeline(sessions: SessionManager, row: SessionRow, target: Oid) -> SessionRow:
-    """The same session on a new timeline, which begins where `target` was committed."""
+    """Return the session row on a new timeline that starts at the commit `target`."""
     objects = sessions.hub.objects
     state = decode(State, objects.get(sessions.hub.history.read(target).state))
     return msgspec.structs.replace(
@@ -176,7 +192,7 @@ def row_on_new_timeline(sessions: SessionManager, row: SessionRow, target: Oid) 
 
 
 def move_row_changes(sessions: SessionManager, old: SessionRow, new: SessionRow) -> list[RowChange]:
-    """What says that a session is there from now on, and what it may ask for there."""
+    """Return the row changes that move a session to `new`, with its inherited approvals."""
     return [
         *SessionTable.move_changes(old, new),
         *inherited_approval_rows([new], load_fork_point(sessions, new.sealed).fold),
@@ -184,26 +200,32 @@ def move_row_changes(sessions: SessionManager, old: SessionRow, new: SessionRow)
 
 
 def start_of(sessions: SessionManager, row: SessionRow, here: str = "") -> Timeline:
-    """The timeline of a row that is new: behind what its `sealed` holds. `here`: one that is sure
-    to be in this catalog."""
+    """Return the timeline of a new row, which starts behind the journal in `row.sealed`.
+
+    Args:
+        here: id of a timeline that certainly exists in this catalog, to save a lookup.
+    """
     if not row.sealed:
         return Timeline(row.timeline)
     journal = _journal(sessions, row.sealed)
     parent = _timeline(sessions, journal) if journal.segment else ""
     if parent not in ("", here) and sessions.hub.catalog.timeline(parent) is None:
-        parent = ""  # another host's: its events are in the commit
+        parent = ""  # timeline of another host; its events are in the commit
     return Timeline(row.timeline, parent, journal.seq)
 
 
 class _SegmentStart(StoredRecord, frozen=True):
-    """What a Segment begins with: the rest, every header of it, is not looked at."""
+    """First field of a Segment. The event headers that follow are not decoded."""
 
     timeline: bytes
 
 
 def _is_on(sessions: SessionManager, timeline: str, journal: JournalHead) -> bool:
-    """Whether a journal ends on this timeline. Its row there says so without a look at the segment,
-    which holds a header of every event it seals."""
+    """Return True if a journal ends on this timeline.
+
+    The event row on the timeline is checked first: a segment holds the headers of all its events
+    and is slow to read.
+    """
     if not journal.segment:
         return False
     rows = sessions.hub.catalog.events(timeline, journal.seq - 1, 1)
@@ -224,7 +246,10 @@ def _timeline(sessions: SessionManager, journal: JournalHead) -> str:
 
 
 def pending_restore(catalog: Catalog, branch: str) -> Oid | None:
-    """The commit whose files have to come back: a process was killed when it moved them."""
+    """Return the commit recorded before an interrupted restore, or None.
+
+    If present, the workspace files must be restored to it.
+    """
     row = catalog.row(_PENDING_RESTORE, branch)
     return Oid(row.value) if row else None
 
@@ -239,24 +264,27 @@ def clear_restore_pending(catalog: Catalog, branch: str) -> None:
 
 
 def clear_restore_pending_row(branch: str) -> RowChange:
-    """The same, for the transaction that moves the branch."""
+    """Return the row change that clears the pending-restore record, for the branch transaction."""
     return RowChange(_PENDING_RESTORE, branch, None)
 
 
 class DetachedSessionParticipant:
-    """The session of a directory that this process has not opened: its mind is committed with the
-    files, and goes with them when nobody else is at work."""
+    """Participant for a session that this process has not opened.
+
+    Its state is committed with the files. A restore moves it too, if no other process holds the
+    lease.
+    """
 
     def __init__(self, sessions: SessionManager, row: SessionRow) -> None:
         self._sessions = sessions
         self._row = row
         self._lease: Lease | None = None
         self._next_row: SessionRow | None = None
-        self._loaded: LoadedSession | None = None  # of the commit that is being made
+        self._loaded: LoadedSession | None = None  # loaded for the commit being made
         self._variables = SessionVariables(sessions.hub.environ, sessions.hub.initial_environ)
 
     def seal_journal(self, head_journal: bytes) -> bytes:
-        with suppress(NotFound):  # it may have gone elsewhere, or be no more
+        with suppress(NotFound):  # the session may have moved or been removed
             self._row = self._sessions.table.get(self._row.id)
         self._drain_inbox()
         where = self._sessions.load(self._row)
@@ -281,11 +309,11 @@ class DetachedSessionParticipant:
             if is_published(self._sessions, self._row, where.line, where.mind, where.tip.seq):
                 return
             with suppress(Refused), self._sessions.leased_session(self._row) as session:
-                session._publish()  # unless someone else writes, and tells it then
+                session._publish()  # if another process writes, that process publishes
                 self._row = session.row
 
     def _drain_inbox(self) -> None:
-        """What people left for the session belongs to this commit, unless someone else writes."""
+        """Append inbox entries to this commit, unless another process holds the lease."""
         if next(pending_events(self._sessions.hub.catalog, self._row.id), None) is not None:
             with suppress(Refused), self._sessions.leased_session(self._row) as session:
                 session.drain_inbox()
@@ -322,8 +350,8 @@ class DetachedSessionParticipant:
         return self._variables.overrides(self._recorded_variables() or {})
 
     def _recorded_variables(self) -> Mapping[str, Variable] | None:
-        """As its session knows them now, whoever writes to it."""
-        with suppress(NotFound):  # it was removed meanwhile
+        """Return the variables that the session has recorded now, by any writer."""
+        with suppress(NotFound):  # the session was removed concurrently
             known = recorded_environments(self._sessions.get(self._row.id))[1]
             return known.variables if known is not None else None
         return None

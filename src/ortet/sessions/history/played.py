@@ -1,4 +1,7 @@
-"""How a replay went, told to whoever asked for it from another process."""
+"""The report of a replay, written to a file for the process that asked for it.
+
+It is a module of its own because the command line reads what the replaying process writes.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,12 @@ from ortet.journal.replay.cursor import ReplayCursor
 
 
 class ReplayReport(msgspec.Struct, frozen=True):
-    """`upto`: all events up to this one were re-enacted. `expected`: what was done next, then; with
-    `got`, what the program did instead. Both are None when it did all that it did. `waits`: the
-    approval (id, what) that it waited for at the end, as then."""
+    """How far a replay came.
+
+    All events up to `upto` were replayed. `expected` is the next recorded event, and `got` is what
+    the program did instead. Both are None if the program did all that was recorded. `waits` is the
+    approval (id, what) for which the recorded session waited at the end.
+    """
 
     upto: int
     expected: dict[str, Any] | None = None
@@ -28,7 +34,7 @@ class ReplayReport(msgspec.Struct, frozen=True):
 def write_report(
     report: Path, cursor: ReplayCursor, diverged: Diverged | None, waits: dict[str, str] | None
 ) -> None:
-    """Write it, as one step."""
+    """Write the report atomically."""
     expected = cursor.expected
     then = None
     if expected is not None:
@@ -40,7 +46,7 @@ def write_report(
 
 
 def read(report: Path) -> ReplayReport | None:
-    """None when nothing was told."""
+    """Return the report, or None if none was written."""
     try:
         return msgspec.json.decode(report.read_bytes(), type=thread_safe_struct(ReplayReport))
     except FileNotFoundError:

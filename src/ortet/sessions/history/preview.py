@@ -1,5 +1,7 @@
-"""What a restore, rewind or undo would do, told before it is done: what changes, and what will not
-come back. It reads: no lease is taken, no event is written, no program is started."""
+"""Dry runs of restore, rewind and undo: what changes, and what does not come back.
+
+A preview only reads. It takes no lease, writes no event and starts no program.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,15 @@ if TYPE_CHECKING:
 
 
 class RestorePreview(msgspec.Struct, frozen=True):
-    """What going to a commit would do. `uncommitted`: something is kept in a commit first.
-    `forgotten` counts the events that the mind would not know of. `ends` are programs that run now
-    and would not then; `starts`, those of the commit that go on; `lost` cannot come back. Deeds
-    that were done since stay done, and others still see what those made. `steps` are what an undo
-    takes back. Not `looked`: a machine is at rest or another's, and the files of the head stand
-    for what is in it."""
+    """The effects of a restore that has not been done.
+
+    - `uncommitted`: present work would be committed first.
+    - `forgotten`: the number of events that the state would lose.
+    - `starts`, `ends`, `lost`: programs that would start, end, or cannot be restored.
+    - `deeds`, `collaborations`: effects since then, which stay done, and what others still see.
+    - `steps`: the steps of an undo.
+    - `looked`: False if the machine could not be read; the head's files are used instead.
+    """
 
     to: str
     head: str
@@ -63,13 +68,13 @@ class RestorePreview(msgspec.Struct, frozen=True):
 def preview_restore(
     view: SessionReader, target: Oid, only: Collection[str] | None = None
 ) -> RestorePreview:
-    """Of `session.restore(target, only=only)`."""
+    """Preview `session.restore(target, only=only)`."""
     with _open_present_files(view) as now:
         return _build_preview(view, now, target, check_parts(only))
 
 
 def preview_rewind(view: SessionReader, n: int) -> RestorePreview:
-    """Of `session.rewind(n)`."""
+    """Preview `session.rewind(n)`."""
     head = view.head
     if head is None:
         raise NotFound("no_commit", f"{view.name!r} has no commit yet: commit first")
@@ -77,7 +82,7 @@ def preview_rewind(view: SessionReader, n: int) -> RestorePreview:
 
 
 def preview_undo(view: SessionReader, direction: UndoDirection, n: int) -> RestorePreview:
-    """Of `session.undo(n)` or `session.redo(n)`."""
+    """Preview `session.undo(n)` or `session.redo(n)`."""
     with _open_present_files(view) as now:
         files = None
         if now.image is not None and now.row is not None:
@@ -90,8 +95,10 @@ def preview_undo(view: SessionReader, direction: UndoDirection, n: int) -> Resto
 
 
 class _PresentFiles(NamedTuple):
-    """The files of a session as they are, or (not `looked`) as its head has them; `files`, where
-    they are open."""
+    """The present files of a session, or those of its head if `is_current` is False.
+
+    `files` is the workspace, if it is open.
+    """
 
     image: Image | None = None
     row: WorkspaceRow | None = None
@@ -101,7 +108,7 @@ class _PresentFiles(NamedTuple):
 
 @contextmanager
 def _open_present_files(view: SessionReader) -> Iterator[_PresentFiles]:
-    """Conflict("session_closed") where nobody can go on, so that there is nothing to foresee."""
+    """Yield the present files. Raise Conflict("session_closed") if the session cannot be opened."""
     check_fits(view.row, NO_FILES, "")
     hub = view.hub
     opened = view.attached_files if isinstance(view, Session) else None
@@ -121,8 +128,11 @@ def _open_present_files(view: SessionReader) -> Iterator[_PresentFiles]:
 
 
 def _try_open_workspace(view: SessionReader, row: WorkspaceRow) -> Workspace | None:
-    """To look at for a moment; None where that cannot be: another process has the machine, its
-    directory is gone, or of another host."""
+    """Open the workspace for reading, or return None.
+
+    None means that another process has the machine, or that the directory is missing or on another
+    host.
+    """
     try:
         return view.hub.workspace(name=row.name)
     except (Conflict, NotFound, Refused, Unavailable, Unsupported):
@@ -160,7 +170,7 @@ def _build_preview(
 
 
 def _has_uncommitted_events(view: SessionReader) -> bool:
-    """Whether its mind knows something that no commit holds."""
+    """Return True if the session has events that no commit holds."""
     return any(not is_bookkeeping_event(one) for one in view.events(view.event_log.base.seq))
 
 
@@ -176,7 +186,7 @@ def _is_dirty(view: SessionReader, now: Image | None) -> bool:
 def _running(files: Workspace | None) -> list[str]:
     try:
         jobs = files.jobs() if files is not None else []
-    except Unsupported:  # beside a directory in place nothing goes on
+    except Unsupported:  # the folder engine has no services
         return []
     return [job.name for job in jobs if job.code is None]
 
@@ -184,7 +194,7 @@ def _running(files: Workspace | None) -> list[str]:
 def _programs(
     view: SessionReader, now: _PresentFiles, then: Image | None
 ) -> tuple[list[str], list[Loss]]:
-    """Those of a commit that would go on here, and those that would not."""
+    """Return the programs of a commit that would start here, and those that would not."""
     from ortet.machines.live.host_compat import check_host, this_host
     from ortet.machines.services import running_program_names, service_losses
 

@@ -1,4 +1,8 @@
-"""A session that re-enacts what it did: nothing runs and nothing is written until it goes live."""
+"""Replay of a session: actions return recorded outcomes, and nothing is written.
+
+With `replay="live"`, the session becomes an ordinary one at the first step that was not recorded.
+`ReplaySession` replaces three parts of a session: its writer, its effects and its budget.
+"""
 
 from __future__ import annotations
 
@@ -51,15 +55,15 @@ _RERUN = ("pure", "idempotent")
 
 
 class ReplayWriter(EventWriter):
-    """A ledger that, while it has a cursor, gives back what was recorded and writes nothing.
+    """An event writer that returns recorded events and writes nothing while it has a cursor.
 
-    `left` is called with the error when a step was not recorded: it raises, or goes live.
+    `on_divergence` is called if a step was not recorded: it raises, or makes the session live.
     """
 
     cursor: ReplayCursor | None = None
     goes_live = False
     pending_approval: dict[str, str] | None = (
-        None  # the approval that the program was told to wait for
+        None  # the approval that the recorded session waited for
     )
     on_divergence: Callable[[Diverged], None]
 
@@ -81,7 +85,7 @@ class ReplayWriter(EventWriter):
         return found
 
     def match_event(self, draft: Draft) -> Event | None:
-        """What was recorded of such a step."""
+        """Return the recorded event that matches a draft, or None."""
         with self._lock:
             found = (
                 self.cursor.match_event(draft.kind, draft.data) if self.cursor is not None else None
@@ -96,7 +100,7 @@ class ReplayWriter(EventWriter):
         return found
 
     def fold_passed_events(self) -> None:
-        """Know what the cursor has passed."""
+        """Fold the events that the cursor has passed into the state."""
         if self.cursor is not None:
             fold(self.state, self.cursor.passed_events)
             self.cursor.passed_events.clear()
@@ -104,8 +108,7 @@ class ReplayWriter(EventWriter):
 
 
 class ReplayEffects(EffectLog):
-    """Actions that are given their recorded outcomes. `now` gives those of the session that went
-    live."""
+    """Effects that return recorded outcomes. `live_effects` gives those of the live session."""
 
     _writer: ReplayWriter
     live_effects: Callable[[], EffectLog]
@@ -160,7 +163,10 @@ class ReplayEffects(EffectLog):
         )
 
     def _raise_if_waiting(self, why: str, mark: str, cursor: ReplayCursor) -> None:
-        """For a human, as then; at the end of the record one that goes live looks for an answer."""
+        """Raise the recorded refusal of an approval.
+
+        At the end of the record, a session that goes live looks for an answer instead.
+        """
         if self._writer.goes_live and cursor.expected is None:
             return
         refusal = self.approvals.recorded_refusal(why, mark)
@@ -172,7 +178,7 @@ class ReplayEffects(EffectLog):
             raise refusal
 
     def _has_recorded_outcome(self, action: Action, found: RecordedAction) -> bool:
-        """Whether what became of it was recorded, so that it can be told."""
+        """Return True if the outcome was recorded in a form that can be returned."""
         if found.state == "failed":
             return True
         opaque = found.ended is not None and is_opaque(found.ended.data.get("outcome"))
@@ -180,8 +186,7 @@ class ReplayEffects(EffectLog):
 
 
 class ReplayBudget(Budget):
-    """What was spent then is not spent again. `now` gives the budget of the session that went
-    live."""
+    """A budget that does not spend recorded amounts again. `live_budget` gives the live one."""
 
     _writer: ReplayWriter
     live_budget: Callable[[], Budget]
@@ -207,7 +212,7 @@ class ReplayBudget(Budget):
         return self._writer.add(self._draft("budget", data))[0]
 
     def refusal_if_spent(self) -> None:
-        """Nothing is to be paid."""
+        """Never refuse: a replay pays nothing."""
 
     def settle(self) -> None: ...
 
@@ -215,15 +220,23 @@ class ReplayBudget(Budget):
 
 
 class ReplaySession(Session):
-    """With `live`, the first step that was not recorded makes it an ordinary session, on a new
-    timeline from there; the old one stays. `restored` then says what stays done."""
+    """A session that replays its events.
+
+    With `live`, the first step that was not recorded makes it an ordinary session on a new
+    timeline. The old timeline is kept. `restored` then lists the effects that stay done.
+    """
 
     _writer: ReplayWriter
     _is_going_live = False
     restored: RestoreResult | None = None
 
     def start(self, *, live: bool, report: Path | None = None) -> None:
-        """With `report`, a file is written there that says how it went."""
+        """Start the replay at the first event.
+
+        Args:
+            live: continue as an ordinary session after the first difference.
+            report: a file to write the report to.
+        """
         self._goes_live = self._writer.goes_live = live
         self._report_path = report
         self._writer.on_divergence = self._on_divergence
@@ -244,7 +257,7 @@ class ReplaySession(Session):
         return super().events(after, upto)
 
     def _require_fact(self, fact: str | Fact | RecallHit) -> Fact:
-        """What was believed then may have been given up since, in a memory that it shares."""
+        """Return a fact as known then: it may have been retracted since in a shared scope."""
         if self.is_replaying:
             return self.fact(fact)
         return super()._require_fact(fact)
@@ -267,7 +280,7 @@ class ReplaySession(Session):
     def commit(
         self, message: str = "", *, allow_secrets: bool = False, durable: Durability | None = None
     ) -> CommitInfo:
-        """While replaying nothing is new: the head."""
+        """Return the head while replaying, otherwise commit."""
         cursor, head = self._writer.cursor, self.head
         if cursor is not None:
             if head is not None and (cursor.expected is not None or not self._goes_live):
@@ -318,7 +331,7 @@ class ReplaySession(Session):
                     point = commit_at(self._sessions, self._row, where.line, expected.seq - 1)
                     self.restored = super()._restore_commit(point, "replay", ALL_PARTS)
         except BaseException:
-            if self._row.timeline == timeline:  # it has not gone there
+            if self._row.timeline == timeline:  # the move has not happened
                 stage.cursor = cursor
                 stage.switch_to(self._event_log, mind, tip)
                 self._switch_timeline(self._row)
@@ -326,7 +339,7 @@ class ReplaySession(Session):
             raise
         finally:
             self._is_going_live = False
-        self._participant.dirty = True  # the step that led here is about to be recorded
+        self._participant.dirty = True  # the step that made it live is recorded next
         self._set_status(ACTIVE, "replay")
         self.close_dangling_effects()
         self._drain_inbox()
@@ -335,7 +348,7 @@ class ReplaySession(Session):
             self._stop(refusal)
 
     def _write_report(self, diverged: Diverged | None) -> None:
-        """How far it came. Only the first difference counts: a program may go on behind it."""
+        """Write how far the replay came. Only the first difference is reported."""
         if self._report_path is not None and self._writer.cursor is not None:
             write_report(
                 self._report_path, self._writer.cursor, diverged, self._writer.pending_approval
@@ -343,7 +356,7 @@ class ReplaySession(Session):
             self._report_path = None if diverged else self._report_path
 
     def _on_moved(self, row: SessionRow) -> None:
-        """In the middle of a call it is about to go on with: its result is yet to be said."""
+        """Switch the timeline but keep open tool calls: the next step gives their results."""
         self._switch_timeline(row)
 
     def _install_replay_parts(self) -> None:
@@ -354,7 +367,7 @@ class ReplaySession(Session):
 
     @contextmanager
     def _action_scope(self) -> Iterator[None]:
-        """What nobody does costs nothing."""
+        """Skip the budget check while replaying."""
         if self.is_replaying:
             self._check_open()
             try:
@@ -373,7 +386,7 @@ class ReplaySession(Session):
         return recorded_environments(self)[1] if self.is_replaying else super()._known_environment()
 
     def _probe_environment(self, *, on_request: bool) -> Environment:
-        """What was there then, as far as the replay has come."""
+        """Return the environment recorded up to the present position of the replay."""
         if self.is_replaying:
             return self._known_environment() or EMPTY_ENVIRONMENT
         return super()._probe_environment(on_request=on_request)
@@ -383,7 +396,7 @@ class ReplaySession(Session):
             super()._auto_commit_if_due(kind, data)
 
     def _drain_inbox(self) -> None:
-        """Letters are for what comes now, not for what is left behind."""
+        """Leave the inbox alone while replaying: its messages belong to the live session."""
         if not self.is_replaying and not self._is_going_live:
             super()._drain_inbox()
 

@@ -1,4 +1,4 @@
-"""A session as it was behind any of its events, as a commit: where forks and replays go from."""
+"""Commits of a session at any of its events, as starting points of forks and replays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _BaseCommit(msgspec.Struct, frozen=True):
-    """The newest commit that is not behind an event; what it holds beside the mind."""
+    """The newest commit at or before an event, with its state."""
 
     journal: JournalHead = EMPTY_JOURNAL
     commit: Oid | None = None
@@ -31,10 +31,14 @@ class _BaseCommit(msgspec.Struct, frozen=True):
 
 
 def commit_at(sessions: SessionManager, row: SessionRow, event_log: EventLog, seq: int) -> Oid:
-    """The commit that was made right behind event `seq`, or a new one that nothing points to yet.
+    """Return a commit of the session right after event `seq`.
 
-    The files are those of the last commit before: no others were recorded. To be called inside
-    hub.writing(), which is held until a head points to it.
+    An existing commit at this event is returned; otherwise a new one is stored that nothing refers
+    to yet. Its files are those of the last commit before, as no others were recorded. Must be
+    called inside `hub.writing()`, which must last until a head refers to the commit.
+
+    Raises:
+        NotFound: "no_event" if there is no such event.
     """
     hub = sessions.hub
     base = _newest(sessions, row, event_log, seq)
@@ -64,7 +68,10 @@ def commit_at(sessions: SessionManager, row: SessionRow, event_log: EventLog, se
 def _newest(
     sessions: SessionManager, row: SessionRow, event_log: EventLog, seq: int
 ) -> _BaseCommit:
-    """Of the commits on the branch; without one, the first of them lends its files."""
+    """Return the newest commit on the branch at or before `seq`.
+
+    If there is none, the files of the first commit are used.
+    """
     hub = sessions.hub
     head = hub.catalog.head(f"branch:{row.branch}")
     first = State()
@@ -80,6 +87,6 @@ def _newest(
 
 
 def contains_journal(sessions: SessionManager, event_log: EventLog, journal: JournalHead) -> bool:
-    """Whether a line goes through the place where a journal ends."""
+    """Return True if the event log contains the last event of a journal."""
     found = list(event_log.rows(journal.seq - 1, journal.seq))
     return bool(found) and sessions.chain.tip(found[0]).hash == journal.hash

@@ -1,4 +1,4 @@
-"""Going back to before an event, with other events instead: another timeline, in one write."""
+"""Rewind to before an event and append other events, on a new timeline in one transaction."""
 
 from __future__ import annotations
 
@@ -23,17 +23,28 @@ _PRESERVED_KINDS = frozenset(
         *("fact", "lesson", "episode", "decision", "artifact", "environment", "compaction"),
     }
 )
-"""Kinds of events that hold on when a message before them is taken back. Deeds and money are the
-family's, which forgets neither."""
+"""Kinds of events that are kept when a message before them is removed.
+
+Effects and spends belong to the family and are kept anyway.
+"""
 
 
 @retry_on_sweep
 def rewind_before_event(
     session: Session, seq: int, replacements: Callable[[], Sequence[Draft]] = lambda: ()
 ) -> None:
-    """Go to before event `seq`, which is not the first, and add the events of `instead`, which is
-    called within hub.writing(). Messages from there on are left; facts, decisions and records of
-    others hold on. The way back is the commit that is made first. NotFound("no_event")."""
+    """Move the session to before event `seq` and append replacement events.
+
+    Messages from `seq` on are left behind. Facts, decisions and custom records are kept. The commit
+    made first is the way back.
+
+    Args:
+        seq: the event; not the first one.
+        replacements: gives the events to append. It is called inside `hub.writing()`.
+
+    Raises:
+        NotFound: "no_event" if there is no such event.
+    """
     sessions, hub, host = session._sessions, session.hub, session._participant
     if not 1 < seq <= session._writer.tip.seq:
         raise NotFound("no_event", f"event {seq} of {session.name!r} cannot be gone back before")
@@ -66,14 +77,14 @@ def rewind_before_event(
         )
         closing, host._on_moved = host._on_moved, session._switch_timeline
         try:
-            host.finish_move()  # a call whose result was taken back stays open: another may come
+            host.finish_move()  # a call without its result stays open: another result may come
         finally:
             host._on_moved = closing
         host.dirty = True
 
 
 def _renumbered_drafts(events: Sequence[Event], seq: int) -> list[Draft]:
-    """The same events, at other numbers, from `seq` on."""
+    """Return drafts of the events with new numbers from `seq` on."""
     moved = {event.seq: seq + at for at, event in enumerate(events)}
     drafts = []
     for event in events:

@@ -1,5 +1,8 @@
-"""Files of a directory that several sessions work in, one after the other: each commit of a session
-holds them, and none of them owns the directory."""
+"""Files of a directory in which several sessions work in turn.
+
+Each commit of a session holds the files, but no session owns the directory. The directory has a
+branch of its own.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +28,23 @@ if TYPE_CHECKING:
 
 
 def commit_with_files(session: Session, files: Workspace, message: str) -> CommitInfo:
-    """Mind and these files as one commit of the session; the directory keeps a history of its own,
-    whoever changed it. With nothing new, the head is returned."""
+    """Commit session state and these files as one commit of the session.
+
+    The directory is committed on its own branch too. With nothing new, the head is returned.
+    """
     session._head_image = _commit_files(files, message)
     return session.commit(message)
 
 
 class AdjacentCommits(NamedTuple):
-    """The commits of a session before and behind an event, each with the event that it ends at."""
+    """The commits of a session before and after an event, each with its last event."""
 
     before: tuple[Oid, int] | None
     after: tuple[Oid, int] | None
 
 
 def commits_of(view: SessionReader) -> Iterator[tuple[Oid, int]]:
-    """Those of a session that its journal goes through, the newest first, each with the event that
-    it ends at."""
+    """Iterate over the commits on the session's journal, newest first, with their last event."""
     hub = view.hub
     head = hub.catalog.head(f"branch:{view.row.branch}")
     for oid in hub.history.first_parents(head.oid) if head else ():
@@ -58,8 +62,12 @@ def commits_around(
     among: Iterable[tuple[Oid, int]] | None = None,
     counts: Callable[[Commit], bool] = lambda _: True,
 ) -> AdjacentCommits:
-    """The newest commit that knows nothing from behind event `seq`, and the oldest that does; of
-    those before, one that `counts`. `among`: all of them, if they are known."""
+    """Return the newest commit up to event `seq`, and the oldest after it.
+
+    Args:
+        among: the commits of the session, if already known.
+        counts: says which commits qualify as the one before.
+    """
     after = None
     for oid, at in commits_of(view) if among is None else among:
         if at > seq:
@@ -70,7 +78,7 @@ def commits_around(
 
 
 def commit_directory_head(session: Session, files: Workspace, message: str) -> None:
-    """The files as the directory's last commit has them are those of the session, which commits."""
+    """Commit the session with the files of the directory's last commit."""
     head = files.head
     if head is not None:
         session._head_image = files.hub.history.state(from_hex(head.oid)).machine
@@ -81,11 +89,14 @@ def commit_directory_head(session: Session, files: Workspace, message: str) -> N
 def rewind_with_files(
     session: Session, files: Workspace | None, seq: int, files_commit: Oid | None
 ) -> tuple[CommitInfo, Report]:
-    """Back to where the mind was behind event `seq`, and the files to those of the commit `of`.
-    Both as they are now are kept first, in the commit that is returned."""
+    """Restore the state after event `seq` and the files of the commit `files_commit`.
+
+    Returns:
+        The commit of the present state and files, which is made first, and the report.
+    """
     hub = session.hub
     was = _commit_present(session, files)
-    with hub.writing():  # until the head is there, only its id leads to the commit
+    with hub.writing():  # until the head moves, only its id refers to the commit
         target = commit_at(hub._session_manager(), session.row, session.event_log, seq)
         if files_commit is not None:
             target = _replace_files(session, target, files_commit)
@@ -95,7 +106,7 @@ def rewind_with_files(
 def restore_with_files(
     session: Session, files: Workspace | None, target: Oid
 ) -> tuple[CommitInfo, Report]:
-    """The same to a commit."""
+    """Restore state and files of a commit; returns as `rewind_with_files`."""
     return _commit_present(session, files), _restore_target(session, files, target)
 
 
@@ -106,7 +117,7 @@ def _commit_present(session: Session, files: Workspace | None) -> CommitInfo:
 
 
 def _restore_target(session: Session, files: Workspace | None, target: Oid) -> Report:
-    """Files go first: cut short, the same call again ends it."""
+    """Restore the files first, so that repeating an interrupted call completes it."""
     report = Report()
     if files is not None and session.hub.history.state(target).machine:
         report = files.checkout_files(target, processes=False)

@@ -1,5 +1,8 @@
-"""What a swarm brings home: the state of its best, what the others learned; each in one step with
-the rows that say so, so that none is done twice. And its forks are taken out of the store."""
+"""Results of a swarm: adopt or merge the best attempts, harvest facts, drop the forks.
+
+Each step is written in one transaction with the row that marks it as done, so that none is
+repeated.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ if TYPE_CHECKING:
     from ortet.hub.hub import Hub
 
 HarvestRowFactory = Callable[[list[Fact], list[Contradiction]], RowChange]
-"""What is to be written with facts that were learned."""
+"""Makes the row to write together with the harvested facts."""
 
 
 def pause_with(session: Session, row: RowChange) -> None:
-    """Let go of a session whose last commit is made, and say so, in one transaction."""
+    """Pause a session after its last commit and write `row` in the same transaction."""
     try:
         session._budget.settle()
         session.set_status(PAUSED, "", rows=[row])
@@ -37,13 +40,13 @@ def pause_with(session: Session, row: RowChange) -> None:
 
 
 def adopt_with(session: Session, commit: Oid, row: RowChange) -> None:
-    """Adopt a commit; where that moves the session, `row` is written in the same transaction."""
+    """Adopt a commit. If that moves the session, `row` is written in the same transaction."""
     with session._participant.with_rows(row):
         session.adopt(to_hex(commit))
 
 
 def merge_with(session: Session, commit: Oid, row: RowChange, message: str) -> SessionMergeResult:
-    """Merge a commit, likewise; where both changed the same, ours stays."""
+    """Merge a commit and write `row` in the same transaction. Our side wins conflicts."""
     with session._participant.with_rows(row):
         return session.merge(to_hex(commit), favor="ours", message=message)
 
@@ -51,7 +54,15 @@ def merge_with(session: Session, commit: Oid, row: RowChange, message: str) -> S
 def harvest(
     session: Session, point: Oid, others: Sequence[tuple[str, Oid]], make_row: HarvestRowFactory
 ) -> tuple[list[Fact], list[Contradiction]]:
-    """Learn the facts and lessons that others, (name, commit), have learned since `point`."""
+    """Record the facts and lessons that others learned since `point`.
+
+    Args:
+        others: pairs of a name and a commit.
+        make_row: makes the row to write in the same transaction.
+
+    Returns:
+        The recorded facts, and contradictions between them and known facts.
+    """
     sessions, ledger = session._sessions, session._writer
     facts: list[Fact] = []
     contradictions: list[Contradiction] = []
@@ -83,8 +94,10 @@ def harvest(
 
 
 def drop_fork(hub: Hub, id_: str, branch: str) -> None:
-    """Take a fork out of the store with its files; its commits stay until the reflog expires. One
-    that somebody has opened, or that is held, stays."""
+    """Remove a fork with its files. Its commits stay until the reflog expires.
+
+    A fork that is open, or under a retention hold, is kept.
+    """
     with suppress(Refused, NotFound):
         if hub.is_open(id_):
             return

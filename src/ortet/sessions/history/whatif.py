@@ -1,4 +1,4 @@
-"""Forks at one event of a session: as it was behind it, or as if it had been another."""
+"""Forks of a session at one of its events, unchanged or with that event replaced."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 def whatif(
     sessions: SessionManager, view: SessionReader, at: int, *, machine: bool = True, **change: Any
 ) -> Session:
-    """A session that goes on as if event `at` had been another: its first own event, marked.
+    """Create a session in which event `at` had another content; see `Session.whatif`.
 
-    One change: `message`, another content; `result`, another outcome of an action; or `error`, its
-    failure. Files are those of the last commit before. The session itself is left alone.
+    The replaced event is the first event of the new session, and it is marked. The files are those
+    of the last commit before. The original session does not change.
     """
     event, draft = _changed(view, at, change)
     hub = sessions.hub
@@ -45,8 +45,10 @@ def whatif(
 def fork_behind(
     parent: Session, seq: int, *, n: int = 1, names: Sequence[str] = (), machine: bool = True
 ) -> list[Session]:
-    """As `parent.fork`, from right behind one of its events; its files are those of the last commit
-    before that."""
+    """Fork a session right after one of its events; see `Session.fork`.
+
+    The files are those of the last commit before the event.
+    """
     hub = parent.hub
     parent._flush_writes()
     with hub.writing():
@@ -56,7 +58,7 @@ def fork_behind(
 
 
 def _changed(view: SessionReader, at: int, change: dict[str, Any]) -> tuple[Event, Draft]:
-    """The event that is replaced, and what replaces it."""
+    """Return the event to replace and its replacement."""
     if len(change) != 1 or not set(change) <= {"message", "result", "error"}:
         given = ", ".join(sorted(change)) or "nothing"
         raise Invalid(
@@ -87,7 +89,7 @@ def _event(view: SessionReader, at: int) -> Event:
 
 
 def _end_of(view: SessionReader, event: Event) -> Event:
-    """The end of an action, by its begin or by itself."""
+    """Return the `ended` event of an action, given its `begun` or its `ended` event."""
     if event.kind == "ended":
         return event
     if event.kind != "begun":

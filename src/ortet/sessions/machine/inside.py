@@ -1,4 +1,4 @@
-"""The verbs of a session around Python kernels in its machine."""
+"""The session verbs for Python kernels in its machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class KernelsMixin(ProgramsMixin):
-    """The half of Session that has interpreters."""
+    """The verbs of Session for Python interpreters."""
 
     _kernels: SessionKernels | None = None
     _files: Workspace | None
@@ -28,13 +28,20 @@ class KernelsMixin(ProgramsMixin):
         env: Mapping[str, str | None] | None = None,
         keep: Sequence[str] | None = None,
     ) -> SessionKernel:
-        """A Python interpreter that stays, in the machine; its runs are journaled as commands are.
+        """Return a Python interpreter in the machine. Its runs are recorded as actions.
 
-        The variables named by `keep` are part of a commit: after a restore, or in a fork of the
-        session, a new interpreter begins with them. Where an engine carries processes, all of it
-        is. It starts at its first run.
+        The interpreter starts at its first run. If the engine carries processes, a commit holds all
+        of it.
+
+        Args:
+            name: the name of the kernel.
+            python: the interpreter; by default that of the workspace's .venv, else this process's.
+            env: variables to set; None unsets one.
+            keep: names of variables to save with each commit. After a restore, or in a fork, a new
+                interpreter starts with them.
         """
-        from ortet.sessions.machine.kernels import SessionKernels  # here: most sessions have none
+        # imported here: most sessions have no kernel
+        from ortet.sessions.machine.kernels import SessionKernels
 
         self._check_open()
         if self._kernels is None:
@@ -47,11 +54,14 @@ class KernelsMixin(ProgramsMixin):
         return self._kernels.get(name, python=python, env=env, keep=keep)
 
     def kernels(self) -> list[SessionKernel]:
-        """Those that live, with their forks; starts nothing. Any thread may ask."""
+        """Return the running kernels and their forks. Starts nothing; safe from any thread."""
         return self._kernels.all() if self._kernels is not None else []
 
     def is_running(self) -> bool:
-        """Whether programs or interpreters go on in its machine, which end when it is let go."""
+        """Return True if programs or kernels run in the machine.
+
+        They end with the session handle.
+        """
         if self.kernels():
             return True
         return self._files is not None and self._files.is_running()
@@ -67,7 +77,7 @@ class KernelsMixin(ProgramsMixin):
             return None
 
     def _save_variables(self, name: str, data: bytes, lost: str) -> None:
-        """The variables of an interpreter, and what of them could not be kept."""
+        """Store the variables of a kernel, and record a warning about those that were not saved."""
         self._store_artifact(name, kind="kernel", data=data, media="application/octet-stream")
         if lost:
             told = {"what": "kernel", "kind": "not_kept", "error": lost}

@@ -1,4 +1,4 @@
-"""The Python kernels of a session: what they run is journaled, and declared variables stay."""
+"""The Python kernels of a session: runs are recorded, and declared variables are saved."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ if TYPE_CHECKING:
     from ortet.sessions.actions.actions import KeyScope, Replay
     from ortet.workspaces.workspace import Workspace
 
-_ARTIFACT_PREFIX = "kernel/"  # names of the artifacts that hold variables
+_ARTIFACT_PREFIX = "kernel/"  # prefix of the artifacts that hold variables
 _MAX_VALUE_CHARS = 32 * 1024
 
 
 class SessionKernels:
-    """`act` journals a call, `machine` is asked at first need, `find` and `store` read and write
-    artifacts."""
+    """The kernels of one session.
+
+    `act` records a call as an action. `machine` gives the workspace at first need. `find` and
+    `store` read and write artifacts.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class SessionKernels:
         self._forks: dict[str, SessionKernel] = {}
 
     def all(self) -> list[SessionKernel]:
-        """Those that live, forks behind the others; a fork that was kept is one of the others."""
+        """Return the running kernels, forks last. A kept fork counts as a normal kernel."""
         both = {id(one): one for one in (*self._kernels.values(), *self._forks.values())}
         return [one for one in both.values() if one.alive]
 
@@ -82,7 +85,7 @@ class SessionKernels:
         return kernel
 
     def start(self, kernel: SessionKernel) -> Kernel:
-        """The interpreter itself, with the variables that were kept for one of its name."""
+        """Start the interpreter with the variables saved under its name."""
         live, new = self._machine().start_kernel(kernel.name, python=kernel.python, env=kernel.env)
         self._load(kernel, live, new=new)
         return live
@@ -91,7 +94,7 @@ class SessionKernels:
         self._kernels[old.name] = by
 
     def save(self) -> None:
-        """Before a commit: the declared variables of each kernel that ran something since."""
+        """Save the declared variables of each kernel that ran something since the last commit."""
         for kernel in self._kernels.values():
             live = kernel.live
             if live is None or not live.alive or not live.declared_variables:
@@ -116,7 +119,11 @@ class SessionKernels:
         self._kernels, self._forks = {}, {}
 
     def _load(self, kernel: SessionKernel, live: Kernel, *, new: bool) -> None:
-        """One that came with the machine's processes has them, and is told their names only."""
+        """Load saved variables into a new interpreter.
+
+        An interpreter that was restored with the machine has its variables; only their names are
+        set.
+        """
         data = self._find(_ARTIFACT_PREFIX + kernel.name)
         names: list[str] = []
         kernel.lost = []
@@ -141,7 +148,7 @@ class SessionKernels:
 
 
 class SessionKernel:
-    """A kernel whose runs are actions of a session; see Kernel. It starts at its first run."""
+    """A kernel whose runs are actions of a session; see `Kernel`. It starts at its first run."""
 
     def __init__(
         self,
@@ -169,11 +176,12 @@ class SessionKernel:
 
     @property
     def alive(self) -> bool:
+        """True if the interpreter is running."""
         return self.live is not None and self.live.alive
 
     @property
     def ended(self) -> bool:
-        """It was used, and is gone: the next of its name is another."""
+        """True if the kernel was used and has ended. The next kernel of this name is a new one."""
         return bool(self._closed_reason) or (self.live is not None and not self.live.alive)
 
     def run(
@@ -187,7 +195,17 @@ class SessionKernel:
         key: str | None = None,
         scope: KeyScope | None = None,
     ) -> CellResult:
-        """As Kernel.run; what came of it is the action's outcome."""
+        """Run code and record it as an action; see `Kernel.run`.
+
+        Args:
+            code: the code to run.
+            why: the reason.
+            timeout: the limit in seconds.
+            output: called with output as it arrives.
+            replay: how the run may be repeated: "pure", "recorded", "idempotent" or "once".
+            key: an idempotency key.
+            scope: "family" for the session and all its forks, or "timeline".
+        """
         check_text(code=code)
         optional(NUMBER, timeout=timeout)
         optional(CALLABLE, output=output)
@@ -210,7 +228,7 @@ class SessionKernel:
         return ran
 
     def fork(self, n: int = 1, *, why: str = "", force: bool = False) -> list[SessionKernel]:
-        """As Kernel.fork; the copies' runs are journaled too."""
+        """Fork the interpreter into n copies; see `Kernel.fork`. Their runs are recorded too."""
         require(POSITIVE_COUNT, n=n)
         require(FLAG, force=force)
         made: list[Kernel] = []
@@ -220,7 +238,7 @@ class SessionKernel:
             return [kernel.name for kernel in made]
 
         names = self._kernels.act(fork_here, self.name, n, why=why, name="kernel.fork")
-        living = {kernel.name: kernel for kernel in made}  # none, when this is a replay
+        living = {kernel.name: kernel for kernel in made}  # empty in a replay
         forks = [
             SessionKernel(self._kernels, name, live=living.get(name), fork=True) for name in names
         ]
@@ -229,7 +247,7 @@ class SessionKernel:
         return forks
 
     def keep(self, fork: SessionKernel, *, why: str = "") -> SessionKernel:
-        """As Kernel.keep: this fork goes on in its place."""
+        """Replace this kernel by one of its forks; see `Kernel.keep`."""
         if not isinstance(fork, SessionKernel) or not fork._fork:
             raise Invalid("not_a_fork", "give one of the kernels that kernel.fork() returned")
 
@@ -243,30 +261,37 @@ class SessionKernel:
         return fork
 
     def vars(self, *names: str) -> list[KernelVariable]:
-        """As Kernel.vars: these are part of each commit from now on."""
+        """Declare variables to be saved with each commit; see `Kernel.vars`."""
         found = self._running_kernel().vars(*names)
         self.declared = [*self._running_kernel().declared_variables]
         return found
 
     def declare(self, names: list[str]) -> None:
+        """Set the names of the variables to save with each commit."""
         self.declared = names
         if self.live is not None and self.live.alive:
             self.live.declared_variables = list(names)
 
     def interrupt(self) -> None:
+        """Interrupt the running code."""
         if self.live is not None:
             self.live.interrupt()
 
     def close(self) -> None:
+        """End the interpreter. `kernel()` starts a new one."""
         self.end(f"kernel {self.name!r} is closed: kernel() starts a new one")
 
     def end(self, why: str) -> None:
+        """End the interpreter. Later calls fail with `why`."""
         self._closed_reason = self._closed_reason or why
         if self.live is not None:
             self.live.end(why)
 
     def _running_kernel(self) -> Kernel:
-        """Started at first need; a fork that a replay told of was never there."""
+        """Return the interpreter, started at first need.
+
+        A fork known only from a replay has none.
+        """
         if self._closed_reason:
             raise Invalid("closed", self._closed_reason)
         if self.live is None and self._fork:
@@ -277,7 +302,7 @@ class SessionKernel:
 
 
 def record_kernel_result(ran: CellResult) -> dict[str, Any]:
-    """What is recorded of a run: the ends of long texts."""
+    """Return the recorded form of a run, with both ends of long texts."""
     told: dict[str, Any] = {
         "value": ran.value if len(json.dumps(ran.value)) <= _MAX_VALUE_CHARS else None,
         "repr": clip_middle(ran.repr),
@@ -293,7 +318,7 @@ def record_kernel_result(ran: CellResult) -> dict[str, Any]:
 
 
 def parse_kernel_result(outcome: dict[str, Any]) -> CellResult:
-    """The reverse; how long it took was not recorded."""
+    """Return a result from its recorded form. The duration is not recorded."""
     return msgspec.convert(outcome, thread_safe_struct(CellResult))
 
 

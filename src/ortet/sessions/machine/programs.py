@@ -1,4 +1,4 @@
-"""The verbs of a session about programs that go on: spawn, shell, ps, logs, expose."""
+"""The session verbs for services, shells and ports: spawn, shell, ps, logs, expose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ProgramsMixin(NavigationMixin):
-    """The half of Session that keeps programs; starting one is an action like any other."""
+    """The verbs of Session for programs that keep running. Starting one is an action."""
 
     @property
     @abstractmethod
@@ -24,12 +24,25 @@ class ProgramsMixin(NavigationMixin):
     def _start_machine(self) -> None: ...
 
     def spawn(self, name: str, command: Command, *, why: str = "", **options: Any) -> Job:
-        """Start a service in the machine, under a name; see Workspace.spawn."""
+        """Start a service in the machine under a name.
+
+        Args:
+            name: the name of the service.
+            command: a str for `sh -c`, or a list to execute.
+            why: the reason, recorded with the action.
+            **options: see `Workspace.spawn`.
+        """
         said = command if isinstance(command, str) else list(command)
         return self._spawn_action("spawn", (name, said), options, why)
 
     def shell(self, name: str = "main", *, why: str = "", **options: Any) -> Job:
-        """The shell of this name, at a terminal of its own; started at first use."""
+        """Return the shell of this name, started at first use.
+
+        Args:
+            name: the name of the shell.
+            why: the reason, recorded with the action.
+            **options: see `Workspace.shell`.
+        """
         self._check_open()
         for job in self.machine.jobs():
             if job.name == name and job.code is None:
@@ -37,27 +50,32 @@ class ProgramsMixin(NavigationMixin):
         return self._spawn_action("shell", (name,), options, why)
 
     def job(self, name: str) -> Job:
-        """The service or shell of this name, running or ended."""
+        """Return the service or shell of this name, running or ended."""
         return self.machine.job(name)
 
     def jobs(self) -> list[JobInfo]:
-        """Services and shells, running or ended."""
+        """Return all services and shells, running or ended."""
         return self.machine.jobs()
 
     def ps(self) -> list[ProcessInfo]:
-        """Every process of the machine."""
+        """Return all processes of the machine."""
         return self.machine.ps()
 
     def logs(self, name: str, last: int | None = None) -> str:
-        """The output of a service or shell, as far as it is kept."""
+        """Return the last output of a service or shell, or its `last` bytes."""
         return self.machine.logs(name, last)
 
     def expose(self, port: int, *, at: int = 0) -> int:
-        """A loopback port of this host that leads to `port` in the machine; it closes with it."""
+        """Forward a loopback port of this host to `port` in the machine, and return it.
+
+        Args:
+            port: the port in the machine.
+            at: the port of this host; 0 for any free one.
+        """
         return self.machine.expose(port, at=at)
 
     def unexpose(self, port: int) -> bool:
-        """Close it again; False when nothing leads there."""
+        """Close the forward to `port`. Return False if there was none."""
         return self.machine.unexpose(port)
 
     def _spawn_action(

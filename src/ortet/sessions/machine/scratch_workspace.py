@@ -1,4 +1,4 @@
-"""Rooms: private files of sessions that have no directory, made when a machine is first used."""
+"""Scratch workspaces: private files of sessions without a directory, made at first use."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ _PATH_PREFIX = "/tmp/ortet-"
 
 
 def scratch_workspace(hub: Hub, row: SessionRow) -> Workspace:
-    """The room of a session, opened; at the first time it begins with the files of the head, if
-    there are any, else empty."""
+    """Open the scratch workspace of a session.
+
+    At first it has the files of the head commit, or no files.
+    """
     known = hub.workspace_table.get(row.branch) or run_with_sweep_retry(
         hub, lambda: _make(hub, row)
     )
@@ -44,7 +46,7 @@ def _make(hub: Hub, row: SessionRow) -> WorkspaceRow:
     _, engine = hub.resolve_files_and_engine(row.engine, "private")
     hub.check_engine(engine)
     draft = hub.workspace_table.draft(Path(_PATH_PREFIX + row.id[-12:]), "private", engine)
-    with hub.writing():  # until the row holds the base, a sweep must not take it
+    with hub.writing():  # a sweep must not delete the base before the row holds it
         empty = hub.trees.empty()
         root = TreeEntry(
             name=b"",

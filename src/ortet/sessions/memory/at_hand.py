@@ -1,4 +1,7 @@
-"""What an agent has at hand, made of its mind and its last messages."""
+"""Working memory of an agent: goal, plan, notes, questions, effects and last messages.
+
+It is a module of its own because it is loaded only when it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ if TYPE_CHECKING:
 
 
 def working_of(view: SessionReader, messages: int) -> WorkingMemory:
-    """See View.working."""
+    """Return the working memory; see `SessionReader.working`."""
     seq = view.state.core.events
-    # what was erased is another epoch: who kept it before does not give it away after
-    epoch = view.hub.objects.sweep_lock.epoch()  # as it is now: another process may have erased
+    # an erasure changes the epoch, so that an entry cached before it is not used after it
+    epoch = view.hub.objects.sweep_lock.epoch()  # read now: another process may have erased data
     key = f"{cache_key(view.row.timeline, seq, messages)}/{epoch}"
     made = read_through(
         view.hub.cache, key, lambda: _build_working_memory(view, messages), now=view._now()
     )
-    # what became of effects is not in this timeline alone: a sibling may have settled one
+    # never cached: another session of the family may have settled an effect
     effects = [msgspec.to_builtins(effect) for effect in unsettled_of(view)]
     return msgspec.structs.replace(made, status=view.status, effects=effects)
 

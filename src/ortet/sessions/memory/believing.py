@@ -1,5 +1,4 @@
-"""What a session believes: its own facts, and those of the memories it shares; and how what it
-learned for others gets there."""
+"""The facts that a session sees, its own and shared ones, and how it publishes facts."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from ortet.sessions.manager import SessionManager
 
 PUBLISH_PROGRESS = "told"
-"""Rows of this kind, by session, say how far its events were looked through for what others may
-know."""
+"""Row kind by session: the position up to which its events were searched for facts to publish."""
 
 _KINDS = ("fact", "lesson", "episode")
 
@@ -33,8 +31,10 @@ class PublishProgress(msgspec.Struct, frozen=True):
 
 
 def scopes_of(row: SessionRow, state: SessionState) -> list[str]:
-    """The names of the memories that a session shares: its agent's, those it was opened with, and
-    those it has learned something for."""
+    """Return the names of the scopes that a session shares.
+
+    These are the scope of its agent, those it was opened with, and those it has recorded facts for.
+    """
     words = {AGENT, *row.scopes, *state.core.shared}
     return sorted(name_of(row.agent, word) for word in words)
 
@@ -42,8 +42,10 @@ def scopes_of(row: SessionRow, state: SessionState) -> list[str]:
 def load_shared_scopes(
     sessions: SessionManager, row: SessionRow, state: SessionState
 ) -> list[SharedScope]:
-    """These memories, as they are now or, of a session that was forked or restored, as they were
-    then."""
+    """Return the shared scopes that a session sees.
+
+    A forked or restored session sees them as of its commit, any other as they are now.
+    """
     if row.beliefs is not None:
         return sessions.scopes.at_commit(row.beliefs)
     known = (sessions.scopes.current(name) for name in scopes_of(row, state))
@@ -51,7 +53,7 @@ def load_shared_scopes(
 
 
 def seal_shared_memory(sessions: SessionManager, row: SessionRow, state: SessionState) -> bytes:
-    """The Memory for a commit of this session that is about to be made."""
+    """Return the Memory record id for a commit that is about to be made."""
     if row.beliefs is not None:
         return row.beliefs
     return sessions.scopes.seal(scopes_of(row, state))
@@ -60,15 +62,18 @@ def seal_shared_memory(sessions: SessionManager, row: SessionRow, state: Session
 def facts_of(
     state: SessionState, shared: Iterable[SharedScope], *, past: bool = False
 ) -> dict[str, Fact]:
-    """By id, what is believed; `past`: what was, too. What this session gave up is given up here,
-    whatever others believe; what others gave up counts, once it was published."""
+    """Return the facts that are believed, by id; with `past` also retracted ones.
+
+    A fact that this session retracted is retracted here, whatever others believe. A retraction by
+    others counts once it is published.
+    """
     found: dict[str, Fact] = {}
     ended: dict[str, Fact] = {}
     for fact in state.facts:
         found[fact.id] = fact
     for one in shared:
         for fact in one.mind.facts:
-            if fact.id not in found:  # it knew its own before the others did
+            if fact.id not in found:  # the session's own copy is older
                 found[fact.id] = msgspec.structs.replace(fact, scope=_word(one.name))
         for fact in one.mind.past:
             ended[fact.id] = msgspec.structs.replace(fact, scope=_word(one.name))
@@ -85,7 +90,7 @@ def facts_of(
 
 
 def fact_in(state: SessionState, shared: Iterable[SharedScope], id_: str) -> Fact | None:
-    """One that is believed, without a look at all others."""
+    """Return one believed fact by id, without loading all facts, or None."""
     if state.past.get(id_) is not None:
         return None
     found = state.facts.get(id_)
@@ -99,17 +104,17 @@ def fact_in(state: SessionState, shared: Iterable[SharedScope], id_: str) -> Fac
 
 
 def episodes_of(state: SessionState, shared: Iterable[SharedScope]) -> dict[str, Episode]:
-    """Its own, and those that were published."""
+    """Return the session's own episodes and the published ones, by id."""
     found = {one.id: one for known in shared for one in known.mind.episodes}
     return {**found, **{one.id: one for one in state.episodes}}
 
 
 def _word(name: str) -> str:
-    """As facts name a scope."""
+    """Return the scope name as facts have it."""
     return AGENT if name.startswith(f"{AGENT}:") else name
 
 
-# for others
+# publishing
 
 
 def publish(
@@ -121,8 +126,13 @@ def publish(
     upto: int,
     lease: Lease | None = None,
 ) -> SessionRow:
-    """Tell shared memories what this session has learned for them, up to an event that a commit
-    holds; forks tell nothing. Returns its row: who has told something knows what others told."""
+    """Publish the facts of this session to shared scopes, up to event `upto`, which a commit holds.
+
+    Forks publish nothing until they are adopted.
+
+    Returns:
+        The session row. After publishing, the session follows the newest shared facts.
+    """
     if is_published(sessions, row, event_log, state, upto):
         return row
     done = _published_seq(sessions, row, event_log)
@@ -151,14 +161,14 @@ def publish(
 def is_published(
     sessions: SessionManager, row: SessionRow, event_log: EventLog, state: SessionState, upto: int
 ) -> bool:
-    """Whether there is nothing to tell of what happened up to an event."""
+    """Return True if there is nothing to publish up to event `upto`."""
     if not is_family_root(row) or not state.core.shared:
         return True
     return _published_seq(sessions, row, event_log) >= min(upto, max(state.core.shared.values()))
 
 
 def _published_seq(sessions: SessionManager, row: SessionRow, event_log: EventLog) -> int:
-    """The last event of this line that was looked at."""
+    """Return the last event of this log that was searched for facts to publish."""
     found = sessions.hub.catalog.row(PUBLISH_PROGRESS, row.id)
     if found is None:
         return 0
@@ -179,13 +189,13 @@ def _draft(row: SessionRow, event: Event) -> Draft:
 
 
 def _is_foreign(sessions: SessionManager, scope: SharedScope) -> bool:
-    """Whether a memory that a commit brought is another store's, or went on in one."""
+    """Return True if the scope of a commit comes from another store, or continued in one."""
     spans = scope.spans(sessions)
     return any(sessions.hub.catalog.timeline(span.timeline) is None for span in spans)
 
 
 def _foreign_drafts(sessions: SessionManager, scope: SharedScope) -> Iterator[Draft]:
-    """What such a memory knows, for the one of this store."""
+    """Iterate over the facts of a foreign scope, as drafts for the scope of this store."""
     for event in scope.events(sessions):
         if event.kind in _KINDS and not event.erased:
             yield Draft(event.kind, event.data, event.actor)

@@ -1,5 +1,8 @@
-"""Consolidation: episodes of an agent become facts for those who were told them: all its sessions,
-or those of a user. It only adds, says where each is from, and does the same again for nothing."""
+"""Consolidation: facts are extracted from the episodes of an agent into its shared scopes.
+
+An episode's facts go to the scope that the episode was published to: the agent or a user. It only
+adds facts, each with its source. Repeating it adds nothing.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ if TYPE_CHECKING:
 
 
 class ConsolidationReport(msgspec.Struct, frozen=True):
-    """`facts` are new; `linked` are (text, id of the fact that says it already)."""
+    """The result of a consolidation.
+
+    `facts` are new. `linked` are pairs of a text and the id of the fact that already says it.
+    """
 
     agent: str
     episodes: int
@@ -41,7 +47,7 @@ class ConsolidationReport(msgspec.Struct, frozen=True):
 
 
 class _MemoryFacts:
-    """What a memory says, and what it says no more."""
+    """The facts of a scope, with its retracted facts."""
 
     def __init__(self, state: SessionState) -> None:
         self.state = state
@@ -58,7 +64,7 @@ class _MemoryFacts:
         return NearDuplicateIndex((fact.id, fact.text) for fact in self._retracted.values())
 
     def find_retracted(self, text: str, since: int) -> str:
-        """The fact that said exactly this and was given up since then; "" when none was."""
+        """Return the fact with exactly this text that was retracted since then, or ""."""
         gone = (one.id for one in self._retracted_duplicates.find_similar(text) if one.exact)
         return next((one for one in gone if self._retracted[one].ended >= since), "")
 
@@ -70,7 +76,10 @@ class _MemoryFacts:
 def consolidate(
     sessions: SessionManager, agent: str, extractor: Extractor, *, dry_run: bool
 ) -> ConsolidationReport:
-    """See Hub.consolidate. Each episode is one transaction: killed, it goes on with the next."""
+    """Consolidate the episodes of an agent; see `Hub.consolidate`.
+
+    Each episode is one transaction, so that an interrupted run continues with the next one.
+    """
     users = {one for row in sessions.all() if row.agent == agent for one in users_of(row)}
     names = [name_of(agent, AGENT), *sorted(users)]
     memories: dict[str, _MemoryFacts] = {}
@@ -103,11 +112,11 @@ def _new_facts(
     extractor: Extractor,
     report: ConsolidationReport,
 ) -> list[Draft]:
-    """What an episode has for the memory that it was told to; the report is told, too."""
+    """Return drafts of the new facts of an episode, and add them to the report."""
     here = memories[name]
     view = _session(sessions, episode)
     own = _MemoryFacts(view.state) if view is not None else None
-    # what is corrected for a user or a project is not to come back for everyone
+    # a fact that was corrected for a user or project must not return for everyone
     shared = scopes_of(view.row, view.state) if view is not None else []
     others = (_memory(sessions, one, memories) for one in shared if one != name)
     beside = [here, *(one for one in others if one is not None)]
@@ -117,7 +126,7 @@ def _new_facts(
         id_ = _id(sessions, extractor, episode, found)
         if here.state.facts.get(id_) or here.state.past.get(id_):
             continue
-        # who gave it up since then knew of this already
+        # a later retraction already took this statement into account
         told = (
             own.find_retracted(found.text, _statement_time(found, events, episode)) if own else ""
         )
@@ -142,7 +151,7 @@ def _new_facts(
 def _checked_extractions(
     extractor: Extractor, summary: str, turns: Sequence[SpokenTurn]
 ) -> Iterator[Extracted]:
-    """What was found, looked at: a model may have made it. Nothing is learned of an empty text."""
+    """Iterate over checked extractions, as a model may have made them. Empty texts are skipped."""
     found = extractor(summary, turns)
     require(LIST, found=found)
     for one in found:
@@ -159,7 +168,7 @@ def _checked_extractions(
 
 
 def _session(sessions: SessionManager, episode: Episode) -> SessionReader | None:
-    """The one that it happened in; None when it was removed, or is another store's."""
+    """Return the session of an episode, or None if it was removed or is in another store."""
     try:
         return sessions.get(episode.source.session) if episode.source is not None else None
     except OrtetError:
@@ -175,7 +184,7 @@ def _memory(
 
 
 def _statement_time(extracted: Extracted, events: Sequence[Event], episode: Episode) -> int:
-    """When: at the turn that it is from, where that is known."""
+    """Return the time of the turn that the statement comes from, or that of the episode."""
     if extracted.turn is not None and 0 <= extracted.turn < len(events):
         return events[extracted.turn].time
     return episode.time
@@ -191,7 +200,7 @@ def _is_done(sessions: SessionManager, agent: str, episode: Episode, extractor: 
 
 
 def _agent_episodes(state: SessionState, agent: str) -> list[Episode]:
-    """Those of the agent: a user has several."""
+    """Return the episodes of the agent: a user has several agents."""
     found = (one for one in state.episodes if one.participants[:1] in ([], [agent]))
     return sorted(found, key=lambda one: (one.time, one.id))
 
@@ -199,7 +208,7 @@ def _agent_episodes(state: SessionState, agent: str) -> list[Episode]:
 def _turns(
     sessions: SessionManager, episode: Episode, aside: Sequence[SeqRange]
 ) -> tuple[list[SpokenTurn], list[Event]]:
-    """What was said in an episode and is not set aside, where its session is still there."""
+    """Return the messages of an episode that are not superseded, if its session still exists."""
     said = (one for one in _events(sessions, episode) if one.kind == "message" and not one.erased)
     here = (event for event in said if not is_superseded(aside, event.seq))
     events = [event for event in here if turns_of([message_of(event)])]
@@ -212,9 +221,9 @@ def _events(sessions: SessionManager, episode: Episode) -> Iterator[Event]:
         return
     try:
         line = session_event_log(sessions, sessions.table.get(source.session))
-    except OrtetError:  # it was removed: what is told of it stays
+    except OrtetError:  # the session was removed; the episode stays
         return
-    # after a restore it may go on elsewhere: then other events have these numbers
+    # after a restore, these numbers may belong to other events
     upto = next((s.upto for s in line.timeline_spans() if s.timeline == source.timeline), 0)
     if upto >= source.seq:
         yield from line.events(episode.first - 1, episode.last)
@@ -223,7 +232,7 @@ def _events(sessions: SessionManager, episode: Episode) -> Iterator[Event]:
 def _id(
     sessions: SessionManager, extractor: Extractor, episode: Episode, extracted: Extracted
 ) -> str:
-    """The same of the same: what was said is a fact once, whoever asks and how often."""
+    """Return a deterministic id: consolidating the same statement twice yields the same fact."""
     said = f"{extractor.name}\n{episode.id}\n{extracted.about}\n{extracted.text}"
     return sessions.hub.objects.hasher.oid(said.encode("utf-8", "surrogatepass")).hex()[:32]
 

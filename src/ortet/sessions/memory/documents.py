@@ -1,4 +1,4 @@
-"""Events as documents of the index: what is found again, and what is believed no longer."""
+"""Events as documents of the memory index, and the ends of facts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ortet.journal.state.reducers import episode_of, fact_of, message_of
 from ortet.memory.records import FactEnd, MemoryDocument
 
 INDEXED_KINDS = ("message", "fact", "lesson", "episode")
-"""Kinds of events that are found again."""
+"""Kinds of events that are indexed."""
 
 _RULES = ("system", "developer")
 
 
 def document(event: Event) -> MemoryDocument | None:
-    """An event as it is found again; None for what is not remembered this way."""
+    """Return the document of an event, or None if the event is not indexed."""
     data, seq, time = event.data, event.seq, event.time
     if event.kind == "message":
         message = message_of(event)
@@ -56,7 +56,7 @@ def document(event: Event) -> MemoryDocument | None:
 
 
 def ended_facts(event: Event) -> Iterable[FactEnd]:
-    """What is believed no longer since an event."""
+    """Return the facts that an event retracts or supersedes."""
     if event.kind not in ("fact", "lesson"):
         return ()
     if event.data.get("gone"):
@@ -67,7 +67,7 @@ def ended_facts(event: Event) -> Iterable[FactEnd]:
 
 
 def words_of(event: Event) -> str:
-    """What a message, a fact or an episode says, exactly."""
+    """Return the exact text of a message, fact or episode."""
     if event.kind == "message":
         return text_of(event.data.get("content"))
     return str(event.data.get("summary" if event.kind == "episode" else "text", ""))

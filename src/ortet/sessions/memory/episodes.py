@@ -1,4 +1,4 @@
-"""Episodes: what happened since the last one, in a few words, with the events it stands for."""
+"""Episodes: a short summary of the events since the last episode, with their range."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from ortet.sessions.reader import SessionReader
 
 _WEIGHT = {"decision": 0.1, "lesson": 0.15, "artifact": 0.05, "merge": 0.05, "answer": 0.05}
-"""How much more important what happened is for each of these in it."""
+"""Importance added for each event of these kinds."""
 _IGNORED_KINDS = frozenset({"lifecycle", "environment", "episode", SUPERSEDED_KIND})
 _MAX_SUMMARY_CHARS = 4000
 _SPEAKERS = ("user", "assistant")
 
 
 def last_episode_seq(view: SessionReader) -> int:
-    """The last event that an episode of this session stands for."""
+    """Return the last event that an episode of this session covers."""
     return max((one.last for one in view.state.episodes if not one.source), default=0)
 
 
@@ -42,7 +42,7 @@ def episode_data(
     importance: float | None = None,
     summarise: Summarise | None = None,
 ) -> dict[str, Any] | None:
-    """What an episode says of these events; None when nothing happened."""
+    """Return the data of an episode for these events, or None if nothing happened."""
     kept = [event for event in events if not event.erased]
     aside = view.state.core.aside
     happened = [
@@ -71,19 +71,22 @@ def episode_data(
 
 
 def _is_superseded_message(event: Event, aside: Sequence[SeqRange]) -> bool:
-    """Said on a way that was left since."""
+    """Return True for a message on an abandoned path of the conversation."""
     return event.kind == "message" and is_superseded(aside, event.seq)
 
 
 def _episode_scope(view: SessionReader) -> str:
-    """Who else is told: all of the agent, but what a user said is for that user's sessions, and
-    what several said together for no other."""
+    """Return the scope that an episode is published to.
+
+    This is the agent, or the only user of the session. An episode with several users is not
+    published.
+    """
     users = users_of(view.row)
     return AGENT if not users else users[0] if len(users) == 1 else ""
 
 
 def compaction_episode(view: SessionReader, id_: str, past: Compaction) -> dict[str, Any] | None:
-    """What was left out of context happened all the same."""
+    """Return the episode of messages that a compaction left out, or None."""
     return episode_data(
         view,
         id_,
@@ -96,7 +99,7 @@ def compaction_episode(view: SessionReader, id_: str, past: Compaction) -> dict[
 def _summary(
     view: SessionReader, events: list[Event], messages: list[Message], summarise: Summarise | None
 ) -> str:
-    """The goal, what was decided and learned, then the conversation."""
+    """Return the goal, decisions, lessons and artifacts, then a summary of the conversation."""
     text = (
         (summarise(messages) if summarise else _summarise_messages(view, messages))
         if messages
@@ -115,7 +118,7 @@ def _summary(
 
 
 def _summarise_messages(view: SessionReader, messages: list[Message]) -> str:
-    """By the hub's summariser; where it finds nothing to tell, how it began."""
+    """Return the summary of the hub's summariser, or the start of the first message."""
     turns = turns_of(messages)
     return view.hub.summariser(turns, SUMMARY_CHARS) or (
         turns[0].text[:SUMMARY_CHARS] if turns else ""
@@ -123,7 +126,7 @@ def _summarise_messages(view: SessionReader, messages: list[Message]) -> str:
 
 
 def turns_of(messages: Iterable[Message]) -> list[SpokenTurn]:
-    """What people and models said, by name where there is one."""
+    """Return the turns of users and assistants, with their names where given."""
     found = []
     for message in messages:
         text = text_of(message.content)
@@ -134,7 +137,7 @@ def turns_of(messages: Iterable[Message]) -> list[SpokenTurn]:
 
 
 def _outcome(view: SessionReader) -> str:
-    """As far as the plan tells."""
+    """Return "done" if the plan is finished, otherwise ""."""
     core = view.state.core
     return "done" if core.plan and core.step >= len(core.plan) else ""
 

@@ -1,4 +1,4 @@
-"""What a session knows and has been through, with what it shares: the reading half of memory."""
+"""The reading verbs of a session for facts, episodes and recall."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class MemoryReaderMixin:
-    """The part of View that reads facts and episodes."""
+    """The part of SessionReader that reads facts and episodes."""
 
     _hub: Hub
     _row: SessionRow
@@ -34,7 +34,7 @@ class MemoryReaderMixin:
     _state: SessionState
 
     def shared(self) -> list[SharedScope]:
-        """The memories that it shares, as far as it knows them."""
+        """Return the shared scopes as far as this session sees them."""
         return load_shared_scopes(self._hub._session_manager(), self._row, self._state)
 
     def recall(
@@ -49,12 +49,21 @@ class MemoryReaderMixin:
         scope: str | None = None,
         explain: bool = False,
     ) -> RecallResult:
-        """The k memories nearest to a question, the best first: messages ("working"), episodes
-        ("episodic") and facts ("semantic"), of this session and of the memories that it shares, or
-        of one `scope`. `h.text` is exactly what was said, learned or told, `h.source` where.
+        """Return the k memories nearest to a query, best first.
 
-        `at`: what could be known then; `on`: facts that hold at that moment; `since`: what happened
-        from then on. With `explain`, `h.scores` says why. Recalling changes nothing.
+        It searches messages ("working"), episodes ("episodic") and facts ("semantic") of this
+        session and its shared scopes. `h.text` is the exact content and `h.source` its event.
+        Recall changes nothing.
+
+        Args:
+            query: the text to search for.
+            k: the number of hits.
+            tiers: restrict the search to these tiers.
+            at: only what was known at this time.
+            on: only facts that are valid at this time.
+            since: only what happened from this time on.
+            scope: search only this scope.
+            explain: set `h.scores`.
         """
         from ortet.sessions.memory import recall as remembering
 
@@ -69,11 +78,16 @@ class MemoryReaderMixin:
         )
 
     def _flush_writes(self) -> None:
-        """Everything that was said is where readers find it."""
+        """Hook: make buffered events visible to readers."""
 
     def working(self, messages: int = 20) -> WorkingMemory:
-        """Goal, plan, notes, open questions and effects, and the last messages: what an agent has
-        at hand. Read through a cache, where it cannot be stale."""
+        """Return goal, plan, notes, open questions, effects and the last messages.
+
+        The result is cached and never stale.
+
+        Args:
+            messages: the number of messages.
+        """
         from ortet.sessions.memory.at_hand import working_of
 
         require(COUNT, messages=messages)
@@ -89,10 +103,14 @@ class MemoryReaderMixin:
         on: Moment | None = None,
         past: bool = False,
     ) -> list[Fact]:
-        """What is believed, of every scope it can see or of one, the oldest first.
+        """Return the believed facts, oldest first.
 
-        `at`: what was believed then, ended since or not. `on`: what holds at that moment, by the
-        `since` and `until` of each. `past`: what was given up, too.
+        Args:
+            scope: only facts of this scope; by default all that the session sees.
+            about: only facts with this subject.
+            at: facts believed at this time, retracted since or not.
+            on: facts valid at this time, by their `since` and `until`.
+            past: include retracted facts.
         """
         optional(TEXT, scope=scope, about=about)
         require(FLAG, past=past)
@@ -112,7 +130,11 @@ class MemoryReaderMixin:
         )
 
     def fact(self, id_: str | Fact | RecallHit) -> Fact:
-        """One by its id, or of a hit, believed or given up; NotFound when it never was."""
+        """Return one fact, believed or retracted, by its id or from a hit.
+
+        Raises:
+            NotFound: "no_fact" if it never existed.
+        """
         id_ = fact_id(id_)
         shared = self.shared()
         found = fact_in(self._state, shared, id_)
@@ -123,7 +145,7 @@ class MemoryReaderMixin:
         return found
 
     def fact_history(self, id_: str | Fact | RecallHit) -> list[Fact]:
-        """A fact with all that it superseded and that superseded it, the oldest first."""
+        """Return a fact with all facts that it superseded or that superseded it, oldest first."""
         known = facts_of(self._state, self.shared(), past=True)
         first = self.fact(id_)
         chain = [*_superseded_chain(known, first), first]
@@ -136,8 +158,14 @@ class MemoryReaderMixin:
         return chain
 
     def contradictions(self, detector: Detector | None = None) -> list[Contradiction]:
-        """Facts that are believed and cannot both be true: `ours` is the older. To settle one,
-        `s.learn(…, supersedes=…)` or `s.forget(…)`; nothing is given up by itself."""
+        """Return pairs of believed facts that cannot both be true. `ours` is the older one.
+
+        Nothing is retracted automatically. Settle a contradiction with `s.learn(…, supersedes=…)`
+        or `s.forget(…)`.
+
+        Args:
+            detector: finds contradictions; by default a rule-based one.
+        """
         from ortet.sessions.memory.opposing import contradictions
 
         optional(CALLABLE, detector=detector)
@@ -151,7 +179,14 @@ class MemoryReaderMixin:
         outcome: str | None = None,
         session: str | None = None,
     ) -> list[Episode]:
-        """What happened, here and, where it was published, in other sessions; the oldest first."""
+        """Return the episodes of this session and published ones of others, oldest first.
+
+        Args:
+            since: only episodes that end at this time or later.
+            until: only episodes that begin before this time.
+            outcome: only episodes with this outcome.
+            session: only episodes of the session with this name.
+        """
         optional(TEXT, outcome=outcome, session=session)
         after, before = ns_of("since", since), ns_of("until", until)
         found = episodes_of(self._state, self.shared()).values()
@@ -169,7 +204,7 @@ class MemoryReaderMixin:
 
 
 def holds(since: int, until: int, moment: int) -> bool:
-    """Whether something is valid at a moment; 0 is no limit."""
+    """Return True if something is valid at a moment. 0 means no limit."""
     return (not since or since <= moment) and (not until or moment < until)
 
 

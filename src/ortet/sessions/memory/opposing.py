@@ -1,4 +1,7 @@
-"""Facts that are believed together and cannot all be true."""
+"""Detection of contradictions between believed facts.
+
+It is a module of its own because it is loaded only when contradictions are asked for.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from ortet.memory.extraction.contradictions import Claim, Detector, RuleDetector
 from ortet.memory.extraction.likeness import NearDuplicateIndex
 
 _MIN_SIMILARITY = 0.2
-"""How alike facts without a subject must be to be compared: all with all would take too long."""
+"""Similarity from which facts without a subject are compared. Comparing all pairs is too slow."""
 _MAX_COMPARED = 500
-"""Older facts on a subject that a new one is compared with, the newest of them."""
+"""Number of older facts on a subject that a new fact is compared with, newest first."""
 
 
 def contradictions(facts: Sequence[Fact], detector: Detector | None = None) -> list[Contradiction]:
-    """Each fact against those before it that are about the same."""
+    """Compare each fact with earlier facts on the same subject."""
     detect = detector if detector is not None else RuleDetector()
     known = {fact.id: fact for fact in facts if not fact.lesson}
     found = []

@@ -1,4 +1,8 @@
-"""Recall: the journal's events as documents of an index, and what was found as it was said."""
+"""Recall: search over the events of sessions and shared scopes.
+
+Events are indexed as documents when a search first needs them. Hits are read from the journal, so
+that their text is exact and erased events do not appear.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +47,9 @@ if TYPE_CHECKING:
     from ortet.sessions.reader import SessionReader
 
 _PAGE = 2000
-"""Events that are taken into the index at once."""
+"""Number of events indexed at once."""
 _SHARED_TIERS: tuple[Tier, ...] = ("episodic", "semantic")
-"""What a session tells to memories that it shares."""
+"""Tiers that a session publishes to shared scopes."""
 
 
 def parse_query(
@@ -58,7 +62,11 @@ def parse_query(
     since: Moment | None,
     scope: str | None,
 ) -> Query:
-    """What was asked, looked at."""
+    """Return the checked query.
+
+    Raises:
+        Invalid: an argument is wrong.
+    """
     check_text(query=query)
     require(POSITIVE_COUNT, k=k)
     optional(TEXT, scope=scope)
@@ -78,9 +86,9 @@ def parse_query(
 
 
 class SearchableLog:
-    """One line of events that can be recalled from: a session's own, or a shared memory's.
+    """One event log that can be searched: that of a session or of a shared scope.
 
-    `open` gives it, when an event has to be read.
+    `load` gives the log when an event must be read.
     """
 
     def __init__(
@@ -90,7 +98,7 @@ class SearchableLog:
         row: SessionRow | None = None,
     ) -> None:
         self.path = path
-        self.row = row  # of the session
+        self.row = row  # row of the session
         self._load = load
         self._loaded: EventLog | SharedScope | None = None
         self._event_cache: dict[tuple[str, int], Event] = {}
@@ -102,7 +110,7 @@ class SearchableLog:
         return line.events(after, upto)
 
     def fetch(self, timeline: str, seqs: Sequence[int]) -> None:
-        """Have these, which are on its path, at hand: one question for all of them."""
+        """Load these events with one catalog query."""
         line = self._loaded = self._loaded or self._load()
         near = line.line if isinstance(line, SharedScope) else line
         if near is not None:
@@ -110,7 +118,7 @@ class SearchableLog:
                 self._event_cache[timeline, event.seq] = event
 
     def event(self, sessions: SessionManager, timeline: str, seq: int) -> Event | None:
-        """One that is on its path; None where another is in its place."""
+        """Return an event on the path, or None if another event has its place."""
         if (timeline, seq) in self._event_cache:
             return self._event_cache[timeline, seq]
         line = self._loaded = self._loaded or self._load()
@@ -123,12 +131,15 @@ class SearchableLog:
 def searchable_logs(
     sessions: SessionManager, view: SessionReader, word: str | None
 ) -> list[SearchableLog]:
-    """What a session can recall from: all, or one scope, with what it has not told there yet; what
-    it gave up counts there too."""
+    """Return the logs that a session can search: all, or those of one scope.
+
+    The session's own log is always included: it has facts and retractions that are not published
+    yet.
+    """
     name = name_of(view.row.agent, word) if word else ""
     line, shared = view.event_log, view.shared()
     if name and view.row.beliefs is None and all(known.name != name for known in shared):
-        named = sessions.scopes.current(name)  # for this once
+        named = sessions.scopes.current(name)  # only for this search
         shared += [named] if named is not None else []
     own = TimelinePath("", spans_of(sessions, line), _SHARED_TIERS if word else TIERS)
     found = [SearchableLog(own, lambda: line, view.row)]
@@ -146,9 +157,17 @@ def all_searchable_logs(
     word: str | None,
     among: Sequence[SessionRow] | None = None,
 ) -> list[SearchableLog]:
-    """What all sessions, or some, can recall from; `among` these, if given, the oldest first. What
-    several have been through is there once, believed as the first of them does: forks come after
-    what they were forked from."""
+    """Return the logs that all sessions, or some, can search.
+
+    Events that several sessions share are searched once, with the beliefs of the first of them.
+    Forks come after their parents.
+
+    Args:
+        agent: only sessions of this agent or these agents.
+        session: only this session.
+        word: only this scope.
+        among: only these sessions, oldest first.
+    """
     optional(TEXT, session=session)
     agents = [agent] if agent is None or isinstance(agent, str) else agent
     require(LIST, agent=agents)
@@ -178,7 +197,7 @@ def all_searchable_logs(
 
 
 def session_event_log(sessions: SessionManager, row: SessionRow) -> EventLog:
-    """The events of a session, without what they add up to."""
+    """Return the event log of a session without loading its state."""
     hub = sessions.hub
     head = hub.catalog.head(f"branch:{row.branch}")
     journal, _ = sealed_journal(sessions, row, head.oid if head else None)
@@ -186,14 +205,17 @@ def session_event_log(sessions: SessionManager, row: SessionRow) -> EventLog:
 
 
 def _is_archived_away(sessions: SessionManager, row: SessionRow) -> bool:
-    """Whether its events are in its bundle."""
+    """Return True if the events of an archived session are only in its bundle."""
     return row.status == ARCHIVED and not sessions.hub.catalog.head(f"branch:{row.branch}")
 
 
 def _session_spans(
     sessions: SessionManager, rows: Sequence[SessionRow]
 ) -> Iterator[tuple[SessionRow, list[EventSpan]]]:
-    """Those of sessions, from rows alone unless some are another host's: a store has many."""
+    """Iterate over sessions with their spans.
+
+    Catalog rows are enough, unless the first events are of another host. A store has many sessions.
+    """
     for row, path in sessions.table.paths(rows):
         if path and path[0].after:
             yield row, spans_of(sessions, session_event_log(sessions, row))
@@ -210,7 +232,7 @@ def _searchable_scope(
 
 
 def spans_of(sessions: SessionManager, event_log: EventLog) -> list[EventSpan]:
-    """The timelines of a line, those of other hosts, which are in segments, first."""
+    """Return the spans of a log. Those of other hosts, which are in segments, come first."""
     path = event_log.timeline_spans()
     first = path[0].after if path else event_log.base.seq
     strange = sealed_spans(sessions, event_log.base, first)
@@ -220,7 +242,7 @@ def spans_of(sessions: SessionManager, event_log: EventLog) -> list[EventSpan]:
 def recall(
     sessions: SessionManager, logs: Sequence[SearchableLog], query: Query, *, explain: bool
 ) -> RecallResult:
-    """The best of all that can be reached."""
+    """Return the best hits of all these logs."""
     require(FLAG, explain=explain)
     library = sessions.hub.library
     through: dict[str, list[SearchableLog]] = {}
@@ -256,8 +278,10 @@ def recall_visible(
     aside: Sequence[AsideSpan],
     explain: bool,
 ) -> RecallResult:
-    """The same for a session, without its messages that are set aside: the index has them all, as
-    who goes back to them finds them again."""
+    """Search for a session, without its superseded messages.
+
+    The index has superseded messages too, because a restore may make them current again.
+    """
     if not aside or "working" not in query.tiers:
         return recall(sessions, logs, query, explain=explain)
     k = query.k
@@ -278,7 +302,7 @@ def _is_aside(hit: RecallHit, aside: Sequence[AsideSpan]) -> bool:
 def _unindexed_pages(
     sessions: SessionManager, holder: SearchableLog, span: EventSpan, after: int
 ) -> Iterator[tuple[int, list[MemoryDocument], list[FactEnd]]]:
-    """Pages of what the index has not seen of a span: up to which event, and what is in it."""
+    """Iterate over pages of a span that are not indexed yet: last event, documents, ended facts."""
     while after < span.upto:
         upto = min(after + _PAGE, span.upto)
         docs: list[MemoryDocument] = []
@@ -293,7 +317,7 @@ def _unindexed_pages(
 
 
 def _holder(logs: Sequence[SearchableLog], match: MemoryMatch) -> SearchableLog | None:
-    """By whom it is reached."""
+    """Return the log that contains a match."""
     for holder in logs:
         spans = (span for span in holder.path.spans if span.timeline == match.timeline)
         if any(span.after < match.seq <= span.upto for span in spans):
@@ -304,7 +328,7 @@ def _holder(logs: Sequence[SearchableLog], match: MemoryMatch) -> SearchableLog 
 def _hit(
     sessions: SessionManager, holder: SearchableLog | None, match: MemoryMatch, *, explain: bool
 ) -> RecallHit | None:
-    """As it was said. What is erased meanwhile is not there."""
+    """Return the hit with its exact text, or None if the event was erased concurrently."""
     event = None if holder is None else holder.event(sessions, match.timeline, match.seq)
     if holder is None or event is None or event.erased:
         return None
@@ -323,7 +347,7 @@ def _hit(
 def _source(holder: SearchableLog, event: Event) -> HitSource:
     if holder.row is not None:
         row = holder.row
-        scope = str(event.data.get("scope", ""))  # to be told, or told already
+        scope = str(event.data.get("scope", ""))  # the scope that it is, or will be, published to
         return HitSource(
             event.timeline, event.seq, event.kind, session=row.id, name=row.name, scope=scope
         )

@@ -1,4 +1,4 @@
-"""Memory as people look at it: as Markdown, and what changed between two commits."""
+"""Memory reports: Markdown for people, and differences between two commits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_LINE_CHARS = 10_000
 
 
 class MemoryDiff(msgspec.Struct, frozen=True):
-    """From one commit to another: what is believed only there, what no more, and why."""
+    """The differences from one commit to another. Retracted facts have the reason."""
 
     learned: list[Fact]
     given_up: list[Fact]
@@ -40,7 +40,7 @@ class MemoryDiff(msgspec.Struct, frozen=True):
 
 
 class MemorySnapshot(msgspec.Struct, frozen=True):
-    """What is known at one moment, by id; `all` has what was given up, too."""
+    """The memory at one moment, by id. `all` includes retracted facts."""
 
     facts: dict[str, Fact] = {}
     all: dict[str, Fact] = {}
@@ -49,7 +49,7 @@ class MemorySnapshot(msgspec.Struct, frozen=True):
 
 
 def memory_diff(sessions: SessionManager, old: Oid, new: Oid) -> MemoryDiff:
-    """See Hub.memory_diff."""
+    """Return the memory differences of two commits; see `Hub.memory_diff`."""
     return memory_between(memory_at_commit(sessions, old), memory_at_commit(sessions, new))
 
 
@@ -57,7 +57,7 @@ def memory_between(before: MemorySnapshot, after: MemorySnapshot) -> MemoryDiff:
     gone = []
     for id_, fact in before.facts.items():
         if id_ not in after.facts:
-            ended = after.all.get(id_)  # it says why, where it was given up on the way there
+            ended = after.all.get(id_)  # has the reason, if the fact was retracted on the way
             gone.append(ended if ended is not None else fact)
     return MemoryDiff(
         learned=_by_time(fact for id_, fact in after.facts.items() if id_ not in before.facts),
@@ -81,7 +81,7 @@ def memory_at_commit(sessions: SessionManager, commit: Oid) -> MemorySnapshot:
 
 
 def memory_of_session(view: SessionReader) -> MemorySnapshot:
-    """What a session knows now."""
+    """Return the memory of a session now."""
     return _memory_snapshot(view.state, view.shared())
 
 
@@ -99,7 +99,7 @@ def _by_time(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def origin_of(view: SessionReader, fact: Fact) -> SourceEventRef | None:
-    """The event that a fact was learned from, else the one that tells it."""
+    """Return the event that a fact comes from, or else the event that records it."""
     if fact.source is not None:
         return fact.source
     own = view.state.facts.get(fact.id) or view.state.past.get(fact.id)
@@ -110,17 +110,16 @@ def origin_of(view: SessionReader, fact: Fact) -> SourceEventRef | None:
 
 
 def event_at(view: SessionReader, origin: SourceEventRef) -> Event | None:
-    """What is there, wherever that session is now; None when it was removed, or is another
-    store's."""
+    """Return the event at an origin, or None if its session was removed or is in another store."""
     hub = view.hub
     for row in hub.catalog.events(origin.timeline, origin.seq - 1, 1):
-        if row.seq == origin.seq:  # also when its session was restored away from it
+        if row.seq == origin.seq:  # also if its session was restored to an earlier commit
             return hub._session_manager().chain.read(row, origin.timeline)
     readers = [view]
     if origin.session not in ("", view.id):
         with suppress(NotFound):
             readers.append(hub.get(origin.session))
-    for reader in readers:  # trimmed rows are in commits
+    for reader in readers:  # rows that were trimmed from the catalog are in commits
         for event in reader.events(origin.seq - 1, origin.seq):
             if event.timeline == origin.timeline:
                 return event
@@ -128,7 +127,7 @@ def event_at(view: SessionReader, origin: SourceEventRef) -> Event | None:
 
 
 def markdown(view: SessionReader) -> str:
-    """All that a session knows and has been through, for people to read."""
+    """Return all facts, decisions and episodes of a session as Markdown."""
     facts = view.facts()
     lines = [f"# Memory of {view.name} ({view.agent})", ""]
     if view.goal:
@@ -184,7 +183,7 @@ def _fact(fact: Fact) -> str:
 
 
 def day(ns: int) -> str:
-    """A moment in UTC, to the minute."""
+    """Return a time in UTC, to the minute."""
     try:
         return datetime.fromtimestamp(ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M")
     except (OverflowError, ValueError, OSError):

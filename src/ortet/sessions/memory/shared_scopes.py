@@ -1,5 +1,8 @@
-"""Shared memories: what an agent, a user or a project knows, each on a timeline of its own that
-many sessions read, and that grows when what one of them learned is published."""
+"""Shared scopes: facts of an agent, a user or a project, shared by many sessions.
+
+Each scope has a timeline of its own, which grows when a session publishes facts. Commits hold the
+state of the scopes that the session saw.
+"""
 
 from __future__ import annotations
 
@@ -28,34 +31,35 @@ if TYPE_CHECKING:
     from ortet.sessions.manager import SessionManager
 
 SCOPE = "scope"
-"""Rows of this kind, by name, are shared memories."""
+"""Row kind of shared scopes, by name."""
 
 AGENT = "agent"
 _TRIES = 100
 _SPAN_CACHE_SIZE = 1000
 _SCOPE_NAME = re.compile(
-    r"(?:user|project):(?![:/])[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,200}\Z"  # what can be a name
+    # characters of a name
+    r"(?:user|project):(?![:/])[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,200}\Z"
 )
 
 
 class ScopeRow(msgspec.Struct, frozen=True):
-    """Where a shared memory is. `sealed` is a Journal of it that commits hold."""
+    """The timeline of a shared scope. `sealed` is a Journal of it that commits hold."""
 
     timeline: str
     sealed: bytes = b""
 
 
 class SharedScope(msgspec.Struct):
-    """A shared memory as far as somebody knows it: brought forward, never back."""
+    """A shared scope as loaded by this process. It only moves forward."""
 
     name: str
     mind: SessionState
     tip: Tip
-    journal: bytes = b""  # Oid of the Journal that ends at `tip`, where one is stored
-    line: EventLog | None = None  # None: as a commit has it
+    journal: bytes = b""  # Oid of the stored Journal that ends at `tip`, or b""
+    line: EventLog | None = None  # None: as of a commit
 
     def spans(self, sessions: SessionManager) -> list[TimelineSpan]:
-        """The timelines it is made of, the oldest first."""
+        """Return the timeline spans of the scope, oldest first."""
         if self.line is not None:
             path, base = self.line.timeline_spans(), self.line.base
             return [*sealed_spans(sessions, base, path[0].after), *path] if path else []
@@ -83,7 +87,7 @@ class SharedScope(msgspec.Struct):
 
 
 def sealed_spans(sessions: SessionManager, journal: JournalHead, upto: int) -> list[TimelineSpan]:
-    """The timelines of events up to `upto` that are in segments, and were made on other hosts."""
+    """Return the spans of events up to `upto` that are in segments and come from other hosts."""
     if upto <= 0 or not journal.segment:
         return []
     known = sessions.scopes.foreign_spans.get((journal.segment, upto))
@@ -107,7 +111,7 @@ def sealed_spans(sessions: SessionManager, journal: JournalHead, upto: int) -> l
 
 
 def scope_rows(catalog: Catalog) -> Iterator[tuple[str, ScopeRow]]:
-    """All shared memories of a store, by name."""
+    """Iterate over all shared scopes of a store, by name."""
     after = ""
     while page := catalog.rows(SCOPE, after):
         for row in page:
@@ -116,14 +120,18 @@ def scope_rows(catalog: Catalog) -> Iterator[tuple[str, ScopeRow]]:
 
 
 def sealed_scopes(catalog: Catalog) -> Iterator[ObjectRef]:
-    """What a sweep must leave, of those that no commit may hold any more."""
+    """Iterate over the journals of scopes, which a sweep must keep even if no commit holds them."""
     for _, row in scope_rows(catalog):
         if row.sealed:
             yield ObjectRef(Oid(row.sealed), Kind.JOURNAL)
 
 
 def check_scope(scope: str | None) -> str:
-    """As facts name it: "" for the session's own."""
+    """Return a checked scope as facts have it; "" for the session's own.
+
+    Raises:
+        Invalid: "bad_scope" for any other text.
+    """
     if scope in (None, "", "session"):
         return ""
     if scope == AGENT or (isinstance(scope, str) and _SCOPE_NAME.match(scope)):
@@ -135,7 +143,7 @@ def check_scope(scope: str | None) -> str:
 
 
 def check_scopes(scopes: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Several, as a session is opened with; its own and its agent's need no word."""
+    """Return checked scopes for opening a session. Its own and its agent's are left out."""
     if scopes is None:
         return None
     found = (check_scope(scope) for scope in check_texts("scopes", scopes))
@@ -143,22 +151,25 @@ def check_scopes(scopes: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def name_of(agent: str, scope: str) -> str:
-    """The shared memory that a session of this agent means."""
+    """Return the scope name that a session of this agent means."""
     return f"{AGENT}:{agent}" if scope == AGENT else scope
 
 
 def users_of(row: SessionRow) -> list[str]:
-    """The users that a session was opened with."""
+    """Return the users that a session was opened with."""
     return [scope for scope in row.scopes if scope.startswith("user:")]
 
 
 def is_family_root(row: SessionRow) -> bool:
-    """Whether it is the first of its family: what its forks learn stays theirs until adopted."""
+    """Return True for the first session of a family.
+
+    Facts of its forks stay theirs until adopted.
+    """
     return row.family == row.id
 
 
 class SharedScopes:
-    """The shared memories of one store, as this process has read them."""
+    """The shared scopes of one store, as loaded by this process."""
 
     def __init__(self, sessions: SessionManager) -> None:
         self._sessions = sessions
@@ -166,18 +177,18 @@ class SharedScopes:
         self._at_commit: dict[bytes, list[SharedScope]] = {}
         self.foreign_spans: dict[
             tuple[bytes, int], list[TimelineSpan]
-        ] = {}  # of other hosts, by segment and end
+        ] = {}  # spans of other hosts, by segment and end
         self._pending_seals: dict[
             str, bytes
-        ] = {}  # by name: put, and in no commit that is there yet
+        ] = {}  # by name: journals stored for a commit that is not made yet
         self._epoch = (0, 0)
 
     def forget(self) -> None:
-        """What was read: something of it was erased, or could not be stored."""
+        """Drop loaded state, after an erasure or a failed store."""
         self._current, self._at_commit, self._pending_seals = {}, {}, {}
 
     def _forget_after_erasure(self) -> None:
-        """Another process may have erased something of it."""
+        """Drop loaded state if another process has erased something."""
         objects = self._sessions.hub.objects
         epoch = (objects.sweep_lock.epoch(), objects.epoch)
         if epoch != self._epoch:
@@ -189,12 +200,12 @@ class SharedScopes:
         return (decode(ScopeRow, found.value), found.version) if found else (None, 0)
 
     def all(self) -> list[SharedScope]:
-        """Each as it is now."""
+        """Return all scopes as they are now."""
         found = (self.current(name) for name, _ in scope_rows(self._sessions.hub.catalog))
         return [one for one in found if one is not None]
 
     def current(self, name: str) -> SharedScope | None:
-        """With all that was published; None where nothing was."""
+        """Return a scope with all published events, or None if there is none."""
         self._forget_after_erasure()
         row, _ = self.row(name)
         if row is None:
@@ -225,7 +236,7 @@ class SharedScopes:
         return SharedScope(name, mind, Tip(base.seq, base.hash, time), row.sealed, line)
 
     def at_commit(self, memory: bytes) -> list[SharedScope]:
-        """As a commit knew them."""
+        """Return the scopes as a commit holds them."""
         if not memory:
             return []
         self._forget_after_erasure()
@@ -239,11 +250,11 @@ class SharedScopes:
             self._at_commit = {memory: found}
         return self._at_commit[memory]
 
-    # into commits
+    # commits
 
     def seal(self, names: Iterable[str]) -> bytes:
-        """The Memory for a commit that is about to be made."""
-        if self._pending_seals:  # the last one failed, and took with it what was put for it
+        """Store the scopes for the commit being made, and return the Memory record id."""
+        if self._pending_seals:  # the last commit failed, and its stored objects may be lost
             self.forget()
         scopes = []
         for name in sorted(set(names)):
@@ -257,8 +268,8 @@ class SharedScopes:
     def _seal(self, known: SharedScope) -> bytes:
         assert known.line is not None
         objects, tip = self._sessions.hub.objects, known.tip
-        # not looked through for secrets: who told it has committed it, and one that was not known
-        # as such then would keep every session of this memory from ever committing again
+        # Not scanned for secrets: the publishing session has already committed the fact. A secret
+        # that became known later would otherwise block all commits of sessions with this scope.
         search, objects.scanner = objects.scanner, None
         try:
             segment = known.line.seal(tip)
@@ -270,7 +281,7 @@ class SharedScopes:
         return oid
 
     def committed(self) -> None:
-        """That commit is there."""
+        """Accept that the commit being made is now stored."""
         for name, oid in self._pending_seals.items():
             known = self._current.get(name)
             if known is not None and known.line is not None:
@@ -280,7 +291,7 @@ class SharedScopes:
                 known.journal = oid if base.seq == known.tip.seq else b""
         self._pending_seals = {}
 
-    # from sessions
+    # publishing
 
     def publish(
         self,
@@ -291,8 +302,12 @@ class SharedScopes:
         rows: Iterable[RowChange],
         begin: bytes = b"",
     ) -> None:
-        """Append what is not known there yet, and write these rows, in one transaction. A scope
-        that this store has not goes on from `begin`, a Journal that a commit holds."""
+        """Append events that the scope does not have yet, and write `rows`, in one transaction.
+
+        Args:
+            begin: for a scope that this store does not have: a Journal of a commit to continue
+                from.
+        """
         for _ in range(_TRIES):
             known, (row, version) = self.current(name), self.row(name)
             try:
@@ -310,7 +325,7 @@ class SharedScopes:
                     catalog.move([], verb="publish", lease=lease, rows=held, appends=appends)
                 failpoint("publish.after-append")
                 return
-            except Conflict as error:  # another session was faster
+            except Conflict as error:  # another session was first
                 if error.kind not in ("seq_taken", "row_moved", "timeline_exists"):
                     raise
                 taken = error
@@ -349,7 +364,7 @@ class SharedScopes:
 
     @staticmethod
     def _unknown_drafts(state: SessionState, drafts: Iterable[Draft]) -> Iterator[Draft]:
-        """What the shared memory does not know: the same is told there once."""
+        """Iterate over the drafts that the scope does not have yet, each once."""
         told: set[tuple[str, bool]] = set()
         for draft in drafts:
             id_, gone = str(draft.data["id"]), bool(draft.data.get("gone"))

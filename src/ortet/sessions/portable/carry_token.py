@@ -1,4 +1,4 @@
-"""A session that no process holds: one turn at a time, or carried by the client as signed text."""
+"""Sessions without a process: single turns, and signed text that a client keeps."""
 
 from __future__ import annotations
 
@@ -27,18 +27,21 @@ _MARK_BYTES = 32
 _SIZE_BYTES = 4
 _MAX_RECORD_BYTES = 64 << 20
 _IGNORED_KINDS = frozenset({"comment", "given"})
-"""What people say beside a session changes nothing that a client carries."""
+"""Kinds of events that do not make a carry token stale: they do not change what it holds."""
 
 
 class CarryRecord(msgspec.Struct, frozen=True):
-    """The mind a client keeps between turns. A map, so that later releases may add keys."""
+    """The session state that a client keeps.
+
+    Stored as a map, so that later releases may add keys.
+    """
 
     version: int
     session: str
     name: str
     agent: str
     seq: int
-    hash: bytes  # of the last event: what came after makes the record stale
+    hash: bytes  # hash of the last event; later events make the record stale
     goal: str
     plan: list[str]
     step: int
@@ -60,7 +63,7 @@ def turn(
     agent: str,
     reply: Callable[[Session], Any] | None,
 ) -> list[Message]:
-    """See Hub.turn."""
+    """Run one turn; see `Hub.turn`."""
     check_text(role=role)
     check_plain(message)
     with sessions.open(name, agent=agent) as session:
@@ -75,8 +78,8 @@ def turn(
 
 
 def carry(view: SessionReader, sessions: SessionManager) -> str:
-    """See View.carry."""
-    messages = view.messages()  # which makes durable what waits
+    """Return the carry token; see `SessionReader.carry`."""
+    messages = view.messages()  # flushes buffered events
     tip = view.event_log.tip()
     record = CarryRecord(
         version=VERSION,
@@ -105,7 +108,12 @@ def carry(view: SessionReader, sessions: SessionManager) -> str:
 
 
 def read_carry(sessions: SessionManager, text: str) -> CarryRecord:
-    """What the text holds, if this store has signed it."""
+    """Return the record in a carry token.
+
+    Raises:
+        Refused: "bad_carry" if this store has not signed it.
+        Unsupported: "newer_carry" if a later release wrote it.
+    """
     check_text(text=text)
     try:
         raw = base64.b64decode(
@@ -130,7 +138,7 @@ def read_carry(sessions: SessionManager, text: str) -> CarryRecord:
 
 
 def from_carry(sessions: SessionManager, text: str) -> Session:
-    """See Hub.from_carry."""
+    """Open the session of a carry token; see `Hub.from_carry`."""
     record = read_carry(sessions, text)
     try:
         sessions.table.get(record.session)
@@ -150,7 +158,7 @@ def from_carry(sessions: SessionManager, text: str) -> Session:
 
 
 def check_fresh(session: SessionReader, record: CarryRecord) -> None:
-    """Since then, nothing has happened that the record would have to know."""
+    """Raise Conflict("stale_carry") if events since then make the record stale."""
     at = next(iter(session.events(record.seq - 1, record.seq)), None)
     news = (event for event in session.events(record.seq) if not is_bookkeeping_event(event))
     since = [event for event in news if event.kind not in _IGNORED_KINDS]

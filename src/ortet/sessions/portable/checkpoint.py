@@ -1,4 +1,4 @@
-"""Checkpoints of sessions, both ways: a portable record of one, and a session made of a record."""
+"""Checkpoints: a portable record of a session, and a session made from a record."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def checkpoint_of(view: SessionReader) -> AgentCheckpoint:
-    """See View.checkpoint."""
+    """Return the checkpoint of a session; see `SessionReader.checkpoint`."""
     mind, core, past = view.state, view.state.core, last_compaction(view)
     head, kept = view.head, view.notes()
     deeds = effect_rows(view.hub.catalog, view.row.family)
@@ -82,7 +82,7 @@ def checkpoint_of(view: SessionReader) -> AgentCheckpoint:
 
 
 def _is_done_once(effect_row: EffectRow, view: SessionReader) -> bool:
-    """Whether the session may not do this again."""
+    """Return True if the session must not perform this effect again."""
     effect = effect_row.effect
     mine = effect.scope != "timeline" or effect_row.session == view.id
     return bool(effect.key) and effect.state == "done" and mine
@@ -91,7 +91,7 @@ def _is_done_once(effect_row: EffectRow, view: SessionReader) -> bool:
 def from_checkpoint(
     sessions: SessionManager, checkpoint: AgentCheckpoint | str | bytes, name: str, agent: str
 ) -> Session:
-    """See Hub.from_checkpoint. Everything is written in one transaction."""
+    """Create a session from a checkpoint, in one transaction; see `Hub.from_checkpoint`."""
     if isinstance(checkpoint, str | bytes):
         checkpoint = AgentCheckpoint.from_json(checkpoint)
     elif not isinstance(checkpoint, AgentCheckpoint):
@@ -102,7 +102,7 @@ def from_checkpoint(
     known = _find_session(sessions, record.session_id)
     away = [] if known else _foreign_effects(record.resume_point)
     hub = sessions.hub
-    with hub.writing():  # no sweep takes the content of artifacts meanwhile
+    with hub.writing():  # a sweep must not delete the content of artifacts
         start = InitialContent(
             drafts=[Draft(*draft, hub.author) for draft in _event_data(record, known is not None)]
             + [_artifact(sessions, artifact) for artifact in record.artifacts]
@@ -117,7 +117,7 @@ def from_checkpoint(
                 name,
                 agent,
                 goal=record.goal,
-                # what a family may spend is set already
+                # the family already has its limits
                 budget=None if known else {**record.budget.limits, "soft": record.budget.soft},
                 initial=start,
             )
@@ -132,7 +132,10 @@ def from_checkpoint(
 
 
 def _find_session(sessions: SessionManager, id_: str) -> SessionRow | None:
-    """The session a checkpoint is of, if it lives in this store: then deeds are its family's."""
+    """Return the session of a checkpoint if this store has it.
+
+    Effects then belong to its family.
+    """
     try:
         return sessions.table.get(id_)
     except NotFound:
@@ -140,14 +143,14 @@ def _find_session(sessions: SessionManager, id_: str) -> SessionRow | None:
 
 
 def _foreign_effects(point: ResumePoint) -> list[EffectRow]:
-    """Deeds of another store."""
+    """Return the effects of a checkpoint from another store."""
     begun = [replace(effect, state="unsettled") for effect in point.unsettled]
     done = [EffectRow(replace(x.effect, state="done"), "", x.outcome) for x in point.done]
     return [*(EffectRow(effect, "") for effect in begun), *done]
 
 
 def _event_data(record: AgentCheckpoint, in_family: bool) -> list[tuple[str, dict[str, Any]]]:
-    """What happened, told again in short."""
+    """Return the events that rebuild the state of a checkpoint."""
     origin = {"session": record.session_id, "event": record.resume_point.event}
     found: list[tuple[str, dict[str, Any]]] = [
         ("record", {"what": "checkpoint", **origin, "commit": record.resume_point.commit})
@@ -169,7 +172,7 @@ def _event_data(record: AgentCheckpoint, in_family: bool) -> list[tuple[str, dic
         data = {"id": asked.id, "what": asked.what, "why": asked.why}
         found.append(("asked", {**data, "digest": asked.digest} if asked.digest else data))
     for fact in record.facts:
-        # what others share is this session's own here: a record that anyone can write tells nobody
+        # not shared: anyone can write a checkpoint, so its facts must not reach other sessions
         own = replace(fact, scope="")
         found.append(("lesson" if fact.lesson else "fact", told_of(own)))
     for made in record.decisions:
@@ -177,7 +180,7 @@ def _event_data(record: AgentCheckpoint, in_family: bool) -> list[tuple[str, dic
         found.append(("decision", {**data, "instead_of": made.instead_of}))
     found += [("question", {"id": q.id, "text": q.text}) for q in record.questions]
     found += external_state_events(record.collaborations, record.windows, record.tokens)
-    if record.summary:  # messages behind the first event are in context
+    if record.summary:  # messages after the first event are in context
         past = Compaction(first=1, last=1, count=0, digest="", summary=record.summary)
         found.append(("compaction", compaction_data(past)))
     for message in record.messages:
@@ -187,7 +190,7 @@ def _event_data(record: AgentCheckpoint, in_family: bool) -> list[tuple[str, dic
 
 
 def _artifact(sessions: SessionManager, artifact: Artifact) -> Draft:
-    """Its content is kept with it, if it is in this store."""
+    """Return the draft of an artifact, with its content if this store has it."""
     data: dict[str, Any] = msgspec.to_builtins(artifact)
     objects = sessions.hub.objects
     refs: list[ObjectRef] = []

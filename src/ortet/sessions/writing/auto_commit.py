@@ -1,4 +1,4 @@
-"""When a session commits by itself: a decision about what happened since the last commit."""
+"""Policy of automatic commits: counts uncommitted work and says when a commit is due."""
 
 from __future__ import annotations
 
@@ -15,32 +15,40 @@ CommitTrigger = Literal["manual", "action", "milestone", "minutes", "cost"]
 _MINUTE = 60 * 10**9
 MILESTONES = frozenset({"step", "decision"})
 _WAIT_KINDS = frozenset({"answer", "given"})
-"""Events before which the agent waited for a person: that time need not be done again."""
+"""Kinds of events that end a wait for a person. The waiting time is not work to be redone."""
 
 
 class CommitPolicy(msgspec.Struct, frozen=True):
-    """`amount` is minutes, or by how much redoing must outweigh a commit."""
+    """When to commit automatically.
+
+    `amount` is a number of minutes for "minutes". For "cost" it is the ratio of the time to redo
+    the work to the time of a commit.
+    """
 
     when: CommitTrigger = "manual"
     amount: float = 0.0
 
     @property
     def commits_on_release(self) -> bool:
-        """Whether a session that is let go commits: nothing later could make it due."""
+        """True if pausing the session commits, because no later event can make a commit due."""
         return self.when in ("minutes", "cost")
 
 
 class UncommittedWork(msgspec.Struct, frozen=True):
-    """What is not committed."""
+    """Counters of the work that no commit holds yet."""
 
-    since: int = 0  # when the first of it happened; 0: there is nothing
+    since: int = 0  # time of the first uncommitted event; 0: none
     actions: int = 0
     milestones: int = 0
-    work: int = 0  # ns it would take to do it again
+    work: int = 0  # ns that redoing the work would take
 
 
 def parse(value: Any) -> CommitPolicy:
-    """ "action", "milestone", "manual", {"minutes": 5} or {"cost": 3.0}."""
+    """Parse a policy: "action", "milestone", "manual", {"minutes": 5} or {"cost": 3.0}.
+
+    Raises:
+        Invalid: "bad_policy" for any other value.
+    """
     if isinstance(value, CommitPolicy):
         return value
     if value in ("manual", "action", "milestone"):
@@ -62,7 +70,11 @@ def parse(value: Any) -> CommitPolicy:
 
 
 def is_due(policy: CommitPolicy, uncommitted: UncommittedWork, now: int, commit_ns: int) -> bool:
-    """Whether to commit now. `commit_ns` is how long a commit takes here, 0 when not known yet."""
+    """Return True if a commit is due now.
+
+    Args:
+        commit_ns: the duration of a commit here; 0 if not known yet.
+    """
     if not uncommitted.since:
         return False
     if policy.when == "action":
@@ -79,7 +91,11 @@ def is_due(policy: CommitPolicy, uncommitted: UncommittedWork, now: int, commit_
 def add_event(
     uncommitted: UncommittedWork, kind: str, data: Mapping[str, Any], now: int, last_event_time: int
 ) -> UncommittedWork:
-    """With one more event; `before` is when the one before it happened."""
+    """Return the counters with one more event.
+
+    Args:
+        last_event_time: the time of the previous event.
+    """
     waited = kind in _WAIT_KINDS or (kind == "message" and data.get("role") == "user")
     return UncommittedWork(
         since=uncommitted.since or now,
@@ -90,7 +106,7 @@ def add_event(
 
 
 class AutoCommit:
-    """Keeps count for one session."""
+    """Counts uncommitted work of one session."""
 
     def __init__(self, policy: CommitPolicy, now: int) -> None:
         self.policy = policy
@@ -99,7 +115,10 @@ class AutoCommit:
         self._commit_ns = 0
 
     def count_events(self, events: Sequence[Event]) -> None:
-        """Count what an earlier process left uncommitted; the time since then is not work."""
+        """Count events that an earlier process left uncommitted.
+
+        The time between the last of these events and now is not counted as work.
+        """
         now, self._last_event_time = self._last_event_time, events[0].time
         for event in events:
             self.count_event(event.kind, event.data, event.time)
@@ -113,15 +132,18 @@ class AutoCommit:
         return is_due(self.policy, self.uncommitted, now, self._commit_ns)
 
     def committed(self, now: int, took: int) -> None:
-        """Half of what is known of a commit's time is from the last one: it follows the load."""
+        """Reset the counters and update the average commit time.
+
+        The last commit counts for half of the average, so that it follows the load.
+        """
         self.uncommitted, self._last_event_time = UncommittedWork(), now
         took = max(0, took)
         self._commit_ns = (self._commit_ns + took) // 2 if self._commit_ns else took
 
     def reset(self, now: int) -> None:
-        """The session went elsewhere: nothing is uncommitted there."""
+        """Reset the counters after a move: nothing is uncommitted at the new position."""
         self.uncommitted, self._last_event_time = UncommittedWork(), now
 
     def postpone(self, now: int) -> None:
-        """A commit that was due could not be made: it is due again after the next such event."""
+        """Postpone a commit that failed until the next event that makes one due."""
         self.uncommitted = replace(self.uncommitted, actions=0, milestones=0, work=0, since=now)

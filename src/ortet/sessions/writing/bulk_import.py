@@ -1,5 +1,7 @@
-"""What happened elsewhere, told afterwards: many events with the deeds and the money in them, in
-one step, so that all of them are there or none."""
+"""Import of events that happened elsewhere, with their effects and spends.
+
+All events of one call and the rows that belong to them are written in one transaction.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _INTENT = ("id", "name", "replay", "key", "scope", "why", "digest")
 
 
 class PastSpend(msgspec.Struct, frozen=True):
-    """What was spent, on which model and when, in ns since 1970."""
+    """An amount that was spent earlier, with the model and the time in ns since 1970."""
 
     amounts: dict[str, float]
     model: str = ""
@@ -38,8 +40,20 @@ class PastSpend(msgspec.Struct, frozen=True):
 def import_events(
     session: Session, drafts: Sequence[Draft], spend: PastSpend | None = None
 ) -> list[Event]:
-    """Append; durable on return. A deed is told by `begun` and `ended` as `act` does it, here or in
-    a later call; an artifact gets the next version of its name."""
+    """Append events. They are durable on return.
+
+    An effect is described by its `begun` and `ended` events, in this call or in two calls. An
+    artifact gets the next version of its name.
+
+    Args:
+        session: the open session.
+        drafts: the events.
+        spend: an amount to record in the same transaction.
+
+    Raises:
+        Refused: "budget_spent" if the spend exceeds the budget. The events are recorded and the
+            session is paused.
+    """
     session._begin_change()
     ledger, budget = session._writer, session._budget
     with ledger.exclusive():
@@ -56,13 +70,16 @@ def import_events(
 
 
 def store_content(session: Session, data: bytes) -> artifacts.StoredContent:
-    """For an event that is told next, which names it; within hub.writing() until then."""
+    """Store bytes for an event that is appended next.
+
+    Must be called inside `hub.writing()`, which must last until the event is appended.
+    """
     return artifacts.store(session.hub.objects, session.hub.redact_bytes(data))
 
 
 @retry_on_sweep
 def fork_named_after_event(session: Session, seq: int, name: str) -> Session:
-    """A fork NAME/name that goes on behind event `seq`; mind only."""
+    """Fork the session state after event `seq`, as NAME/name, without files."""
     with session.hub.writing():
         (fork,) = fork_at(session, _commit_after_event(session, seq), names=[name], machine=False)
     return fork
@@ -70,7 +87,7 @@ def fork_named_after_event(session: Session, seq: int, name: str) -> Session:
 
 @retry_on_sweep
 def restore_after_event(session: Session, seq: int) -> None:
-    """On from behind event `seq`, as a restore to a commit that was made there; files stay."""
+    """Restore the session state to the position after event `seq`. Files stay as they are."""
     with session.hub.writing():
         only = {"mind"} if session.row.has_files else None
         session.restore(_commit_after_event(session, seq).hex(), only=only)
@@ -82,7 +99,7 @@ def _commit_after_event(session: Session, seq: int) -> Oid:
 
 
 def _complete_drafts(session: Session, drafts: Iterable[Draft]) -> Iterator[Draft]:
-    """What only the journal knows: marks of calls, versions of artifacts."""
+    """Fill in what depends on the journal: call digests and artifact versions."""
     versions: dict[str, int] = {}
     for draft in drafts:
         data: Mapping[str, Any] = {}
@@ -98,7 +115,7 @@ def _complete_drafts(session: Session, drafts: Iterable[Draft]) -> Iterator[Draf
 
 
 def _effect_row_changes(session: Session, drafts: Sequence[Draft]) -> list[RowChange]:
-    """The family's rows of the deeds that these events tell."""
+    """Return the effect rows of the family that these events describe."""
     kind = f"deed/{session.row.family}"
     found: dict[str, EffectRow] = {}
     for seq, draft in enumerate(drafts, session._writer.tip.seq + 1):

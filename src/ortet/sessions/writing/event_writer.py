@@ -1,4 +1,11 @@
-"""Writes one session's events: fenced by its lease, durable by its policy, folded at once."""
+"""The writer of a session's events.
+
+Each append is fenced by the lease of the session. The durability policy says when events reach the
+disk. Events are folded into the in-memory state in the same call.
+
+Invariants: sequence numbers have no gaps. After a failed background write no event is appended. An
+append whose answer was lost is recognised by its headers and is not written twice.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +28,14 @@ from ortet.journal.state.state import SessionState
 from ortet.store.lease import HeldLease
 
 Durability = Literal["event", "group", "commit"]
-"""When an event is on the disk: before its verb returns; within some ms; with the next commit."""
+"""When an event is on disk: before its verb returns, within some ms, or with the next commit."""
 
 _MAX_BUFFERED_EVENTS = 2000
-"""Events that are written at once in any case."""
+"""Number of buffered events that forces a write."""
 
 
 class _UnconfirmedWrite(msgspec.Struct, frozen=True):
-    """What the store was given and did not answer to: it may be there, or come to be."""
+    """An append that got no answer from the store. It may be stored now, later or never."""
 
     drafts: Sequence[Draft]
     changes: Sequence[RowChange]
@@ -37,8 +44,11 @@ class _UnconfirmedWrite(msgspec.Struct, frozen=True):
 
 
 class EventWriter:
-    """Safe to use from several threads. `told` is called after events became durable; `hide` gives
-    the data of an event without secrets."""
+    """Appends the events of one session. Safe to use from several threads.
+
+    `on_durable` is called after events became durable. `redact` replaces secrets in event data by
+    their names.
+    """
 
     def __init__(
         self,
@@ -81,10 +91,22 @@ class EventWriter:
     def add(
         self, *drafts: Draft, rows: Sequence[RowChange] = (), durable: bool = False
     ) -> list[Event]:
-        """Append; durable on return if the policy, or `now`, says so, and always with `rows`.
+        """Append events and fold them into the state.
 
-        When it fails nothing was appended, and the session can go on if the error lets it. Only
-        where it is Unavailable it may have been: then the same drafts given next are those.
+        If the call fails, nothing was appended. Only after Unavailable the outcome is unknown.
+        Repeat the call with the same drafts then: they are not appended twice.
+
+        Args:
+            drafts: the events to append.
+            rows: row changes for the same transaction. Given rows make the append durable.
+            durable: make the events durable on return, whatever the policy says.
+
+        Returns:
+            The appended events.
+
+        Raises:
+            Refused: "lease_lost" if another process has taken over the session.
+            Unavailable: the store did not answer, or "written_late".
         """
         with self._lock:
             if self._closed:
@@ -122,8 +144,11 @@ class EventWriter:
     def _confirm_write(
         self, drafts: Sequence[Draft], changes: Sequence[RowChange]
     ) -> list[Event] | None:
-        """What was in doubt, if it is there and is asked for again; None: go on. Whoever asks for
-        something else has not known of it, and asks again."""
+        """Return the events of the unconfirmed append if it is stored and is now repeated.
+
+        Returns None if it is not stored; the caller then appends. A caller that appends something
+        else has not seen the stored events and gets Unavailable("written_late").
+        """
         doubt = self._unconfirmed
         if doubt is None or not self._is_there(doubt.rows):
             return None
@@ -135,30 +160,33 @@ class EventWriter:
         raise _late()
 
     def _is_there(self, rows: Sequence[EventRow]) -> bool:
-        """By their headers: no two events have the same."""
+        """Return True if the catalog holds these events.
+
+        Headers are unique, so only they are compared.
+        """
         if not rows:
             return False
         found = self._catalog.events(self.event_log.timeline, rows[0].seq - 1, len(rows))
         return [row.head for row in found] == [row.head for row in rows]
 
     def redacted(self, draft: Draft) -> Draft:
-        """As it is recorded: names stand for secrets."""
+        """Return the draft as it is recorded, with names in place of secrets."""
         data = self._redact(draft.data)
         return draft if data is draft.data else replace(draft, data=data)
 
     def _redact_all(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
-        """The same of several, for the price of one look where there are no secrets."""
+        """Redact several drafts. One scan is enough if they hold no secret."""
         several = [draft.data for draft in drafts]
         return (
             drafts if self._redact(several) is several else [self.redacted(one) for one in drafts]
         )
 
     def exclusive(self) -> AbstractContextManager[Any]:
-        """While it is held no other thread appends: for what depends on the events so far."""
+        """Hold the lock: no other thread appends while the caller relies on the present events."""
         return self._lock
 
     def flush(self) -> None:
-        """Make durable what waits."""
+        """Make buffered events durable."""
         with self._lock:
             self._raise()
             if self._buffered:
@@ -170,11 +198,12 @@ class EventWriter:
                     raise
 
     def switch_to(self, event_log: EventLog, state: SessionState, tip: Tip) -> None:
-        """On from here with another line; nothing may wait."""
+        """Continue on another event log. No event may be buffered."""
         with self._lock:
             self.event_log, self.state, self.tip, self._unconfirmed = event_log, state, tip, None
 
     def close(self) -> None:
+        """Flush, then refuse further events."""
         with self._lock:
             if not self._closed:
                 try:
@@ -184,13 +213,16 @@ class EventWriter:
                     self._wakeup.notify_all()
 
     def drop(self) -> None:
-        """Close it as it is: what waits is not written."""
+        """Close without writing buffered events."""
         with self._lock:
             self._buffered, self._closed = [], True
             self._wakeup.notify_all()
 
     def _append_tip(self) -> Tip:
-        """Where to go on. The time of what a commit ends with is read when it is first needed."""
+        """Return the position of the last event.
+
+        The time of the last event of a commit is read only when it is first needed.
+        """
         if self.tip.seq and not self.tip.time:
             for event in self.event_log.newest(1):
                 self.tip = Tip(self.tip.seq, self.tip.hash, event.time)
@@ -207,7 +239,7 @@ class EventWriter:
         except Refused as error:
             if error.kind != "lease_lost":
                 raise
-            self._held_lease.renew()  # which raises when another process has taken over
+            self._held_lease.renew()  # raises if another process has taken over
             self._append(events, rows)
         failpoint("journal.after-append")
         self._on_durable()
@@ -219,7 +251,7 @@ class EventWriter:
         except Conflict as error:
             if error.kind == "seq_taken":
                 if self._is_there(events):
-                    return  # given before, when there was no answer
+                    return  # this append was stored earlier, without an answer
                 if self._unconfirmed is not None and self._is_there(self._unconfirmed.rows):
                     raise _late() from error
                 raise Refused(
@@ -232,7 +264,10 @@ class EventWriter:
     # group commit
 
     def _start(self) -> None:
-        """The first that waits wakes the thread; it then sleeps until the group is full."""
+        """Wake the writer thread for the first buffered event.
+
+        It then waits for the group interval.
+        """
         if self._durability == "group" and not self._buffered:
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="ortet-journal", daemon=True)
@@ -249,7 +284,7 @@ class EventWriter:
                 try:
                     self.flush()
                 except OrtetError as error:
-                    self._failure = error  # the next verb raises it: nothing may follow a hole
+                    self._failure = error  # the next verb raises it, so that no event follows a gap
                     return
 
 

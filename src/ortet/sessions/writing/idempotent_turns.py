@@ -1,4 +1,7 @@
-"""What was said under a key: sent again, by whichever process gets it, it is not said again."""
+"""Idempotency keys of messages: a message sent twice under one key is recorded once.
+
+The keys are in a catalog row of the session, so that any process recognises a repeated call.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,20 @@ if TYPE_CHECKING:
     from ortet.sessions.table import SessionRow
 
 MessageData = Mapping[str, Any]
-"""As its event has it."""
+"""The data of a message event."""
 
 KIND = "turns"
-"""Rows of this kind, by the id of a session, hold the keys of what was said last in it."""
+"""Row kind: the keys of the latest messages, by session id."""
 
 _MAX_KEYS = 32
-"""Whoever sends something again does so before others have said this much."""
+"""Number of keys kept. A client repeats a call before this many others arrive."""
 
 
 class KeyedMessages(msgspec.Struct, frozen=True):
-    """Messages of one call: events `first` to `last` of a timeline. A session that was restored to
-    before them has other events of these numbers, of another timeline."""
+    """The messages of one call: events `first` to `last` of a timeline.
+
+    After a restore the same numbers may belong to other events, on another timeline.
+    """
 
     key: str
     timeline: str
@@ -40,7 +45,13 @@ class KeyedMessages(msgspec.Struct, frozen=True):
 def find_keyed_events(
     view: SessionReader, key: str, messages: Sequence[MessageData]
 ) -> list[Event] | None:
-    """What was said under the key; None when nothing was, or it was restored away."""
+    """Return the events recorded under the key.
+
+    Returns None if there are none, or if a restore went back before them.
+
+    Raises:
+        Invalid: "key_reused" if other messages were recorded under the key.
+    """
     for message in messages:
         check_plain(message)
     known, events = _find_key(view, key)
@@ -54,10 +65,10 @@ def find_keyed_events(
 
 
 def _is_same(view: SessionReader, events: Sequence[Event], messages: Sequence[MessageData]) -> bool:
-    """Told by the events themselves: what is kept beside them would outlive their erasure."""
+    """Compare with the events themselves. A stored digest would survive their erasure."""
     if len(events) != len(messages):
         return False
-    hidden = view.hub.redact  # a secret may have become known since
+    hidden = view.hub.redact  # a secret may have become known since then
     pairs = zip(events, messages, strict=True)
     return all(
         event.erased or encode(hidden(event.data)) == encode(hidden(dict(message)))
@@ -66,7 +77,7 @@ def _is_same(view: SessionReader, events: Sequence[Event], messages: Sequence[Me
 
 
 def is_key_used(view: SessionReader, key: str) -> bool:
-    """Whether anything was said under the key, and was not restored away."""
+    """Return True if messages were recorded under the key and no restore went back before them."""
     return _find_key(view, key)[0] is not None
 
 
@@ -84,7 +95,7 @@ def _find_key(view: SessionReader, key: str) -> tuple[KeyedMessages | None, list
 def key_row_change(
     catalog: Catalog, row: SessionRow, after: int, *, key: str, count: int
 ) -> RowChange:
-    """To be written with so many messages, which follow event `after`."""
+    """Return the row change to write with `count` messages that follow event `after`."""
     said = KeyedMessages(key, row.timeline, after + 1, after + count)
     others = [one for one in _load_keys(catalog, row.id) if one.key != key]
     return RowChange(KIND, row.id, encode([*others[1 - _MAX_KEYS :], said]))

@@ -1,7 +1,8 @@
-"""The second lane into a journal: what people say to a session while someone else writes to it.
+"""The inbox of a session: messages from processes that do not hold its lease.
 
-A letter is a row that anyone may put down without a lease. The writer takes it into the journal,
-event and end of the row in one transaction: no letter is lost, none comes twice, nobody conflicts.
+Anyone may put a message into the inbox as a catalog row. The holder of the lease moves messages
+into the journal: the event and the removal of the row are one transaction. So no message is lost or
+duplicated, and senders never conflict with the writer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _PAGE = 500
 
 
 class InboxMessage(msgspec.Struct, frozen=True):
-    """An event to be. A map, so that later releases may add keys."""
+    """A message that becomes an event. Stored as a map, so that later releases may add keys."""
 
     kind: str
     data: dict[str, Any]
@@ -32,8 +33,12 @@ class InboxMessage(msgspec.Struct, frozen=True):
 
 
 def put(catalog: Catalog, session: str, draft: Draft, *, clock: Clock, random: Random) -> Event:
-    """Leave a letter; it is durable on return. Given back as the event readers see until then."""
-    encode_body(draft)  # which says what cannot be recorded, to the one who wrote it
+    """Put a message into the inbox. It is durable on return.
+
+    Returns:
+        The event that readers see until the message is in the journal.
+    """
+    encode_body(draft)  # raises here, at the sender, if the data cannot be recorded
     letter = InboxMessage(draft.kind, draft.data, draft.actor, clock.now_ns())
     failpoint("inbox.before-put")
     catalog.put_row(kind_of(session), uuid7(clock, random), encode(letter))
@@ -42,35 +47,35 @@ def put(catalog: Catalog, session: str, draft: Draft, *, clock: Clock, random: R
 
 
 def pending_events(catalog: Catalog, session: str) -> Iterator[Event]:
-    """What is not in the journal yet, in the order it came."""
+    """Iterate over the messages that are not in the journal yet, in order of arrival."""
     return (event for _, event in pending_messages(catalog, session))
 
 
 def pending_messages(
     catalog: Catalog, session: str, after: str = ""
 ) -> Iterator[tuple[str, Event]]:
-    """The same, each with its key: those greater than `after`."""
+    """Iterate over the pending messages with their keys, starting behind the key `after`."""
     while page := catalog.rows(kind_of(session), after, _PAGE):
         yield from ((row.key, _event(decode(InboxMessage, row.value))) for row in page)
         after = page[-1].key
 
 
 def drop(catalog: Catalog, session: str, key: str) -> None:
-    """Throw a letter away unread."""
+    """Delete a message without recording it."""
     catalog.drop_row(kind_of(session), key)
 
 
 class Inbox:
-    """The letters of a session, in the hands of its writer."""
+    """The inbox of a session, used by the holder of its lease."""
 
     def __init__(self, catalog: Catalog, session: str, writer: EventWriter) -> None:
         self._catalog = catalog
         self._session = session
         self._writer = writer
-        self._lock = Lock()  # two threads of one writer must not take the same letter
+        self._lock = Lock()  # two threads of one writer must not take the same message
 
     def drain(self) -> int:
-        """Take what is there into the journal; returns how many."""
+        """Append all pending messages to the journal and return their number."""
         taken = 0
         with self._lock:
             while page := self._catalog.rows(kind_of(self._session), limit=_PAGE):

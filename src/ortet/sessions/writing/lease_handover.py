@@ -1,5 +1,8 @@
-"""Sessions that are lent: a server keeps one open between requests, and lets it go when another
-process asks for it, and nothing runs in it."""
+"""Lease hand-over between processes that share a session.
+
+A server keeps a session open between requests. It releases the lease when another process asks for
+the session and nothing runs in it. Requests go by signal, and by a catalog row to other hosts.
+"""
 
 from __future__ import annotations
 
@@ -22,33 +25,33 @@ if TYPE_CHECKING:
     from ortet.sessions.table import SessionRow
 
 HANDOVER_OWNER_PREFIX = "lent-"
-"""How the last part of a lender's name begins: who is refused can tell that asking helps."""
+"""Prefix of the last part of an owner name: this owner releases the lease on request."""
 HANDOVER_TOPIC = "rooms"
-"""The topic under which lenders are asked; others of theirs begin with it."""
+"""Signal topic of hand-over requests, and prefix of the related topics."""
 RETRY_SECONDS = 0.25
-"""Seconds after which a lender is asked again."""
+"""Seconds until a request is repeated."""
 FIRST_RETRY_SECONDS = 0.05
-"""The same of the first time: a signal that reaches the lender has done so by then."""
+"""Seconds until the first repetition. A signal that reaches the owner arrives earlier."""
 _REQUEST_ROW_KIND = "wanted"
-"""Rows of this kind, by session, ask lenders of other hosts, whom no signal may reach."""
+"""Row kind of requests by session, for owners on hosts that no signal reaches."""
 _STALE_REQUEST_SECONDS = 60.0
-"""Seconds after which a row that does not change is of an asker who is gone."""
+"""Seconds without a change after which a request row is stale."""
 _HANDOVER_TIMEOUT_SECONDS = 5.0
 
 
 def request_handover(signal: Signal, session: str) -> None:
     for topic in (request_topic(session), HANDOVER_TOPIC):
-        with suppress(OSError, OrtetError):  # a hint
+        with suppress(OSError, OrtetError):  # only a hint
             signal.notify(topic)
 
 
 def is_shared_store(hub: Hub) -> bool:
-    """Whether processes of other hosts use the same catalog."""
+    """Return True if processes of other hosts use the same catalog."""
     return hub.url != str(hub.root)
 
 
 class LeaseRequest:
-    """One that asks for a session, until it has it: by signal, then by a row as well."""
+    """A request for the lease of a session, by signal first and then also by a row."""
 
     def __init__(self, hub: Hub, session: str) -> None:
         self._hub = hub
@@ -56,14 +59,14 @@ class LeaseRequest:
         self._sent_count = 0
 
     def send(self) -> float:
-        """How long to wait for an answer before asking again, in seconds."""
+        """Send the request. Return the seconds to wait before sending it again."""
         hub = self._hub
         request_handover(hub.signal, self._session)
         self._sent_count += 1
         if self._sent_count == 1:
             return FIRST_RETRY_SECONDS
         if is_shared_store(hub):
-            with suppress(OrtetError):  # a hint, too
+            with suppress(OrtetError):  # only a hint
                 hub.catalog.put_row(_REQUEST_ROW_KIND, self._session, b"")
         return RETRY_SECONDS
 
@@ -71,9 +74,9 @@ class LeaseRequest:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        """It was given, which is told; or it is not waited for any more."""
+        """Notify the previous owner on success, and remove the request row."""
         if self._sent_count and error is None:
-            with suppress(OSError, OrtetError):  # a hint
+            with suppress(OSError, OrtetError):  # only a hint
                 self._hub.signal.notify(received_topic(self._session))
         if self._sent_count > 1 and is_shared_store(self._hub):
             with suppress(OrtetError):
@@ -81,15 +84,18 @@ class LeaseRequest:
 
 
 class LeaseRequests:
-    """What others ask for by rows, as a lender sees it. An asker writes its row again and again;
-    how long one has not changed is measured here, since clocks of hosts differ."""
+    """The request rows as an owner sees them.
+
+    A requester rewrites its row repeatedly. The time without a change is measured here, because the
+    clocks of hosts differ.
+    """
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._versions: dict[str, tuple[int, float]] = {}  # version, and since when
+        self._versions: dict[str, tuple[int, float]] = {}  # version and the time it was first seen
 
     def requested_sessions(self) -> set[str]:
-        """Those asked for now; rows whose askers are gone are dropped."""
+        """Return the sessions requested now, and drop stale rows."""
         if not is_shared_store(self._hub):
             return set()
         seen, now = self._versions, time.monotonic()
@@ -106,29 +112,34 @@ class LeaseRequests:
 
 
 def request_topic(session: str) -> str:
-    """The topic under which one session is asked for."""
+    """Return the topic of requests for one session."""
     return f"{HANDOVER_TOPIC}:{session}"
 
 
 def requested_session(topic: str) -> str:
-    """The session of a topic under which one is asked for; "" of any other."""
+    """Return the session of a request topic, or "" for another topic."""
     word, _, session = topic.partition(":")
     return session if word == HANDOVER_TOPIC and ":" not in session else ""
 
 
 def released_topic(session: str) -> str:
-    """The topic under which a lender says that it has let go."""
+    """Return the topic by which an owner says that it has released the lease."""
     return f"{HANDOVER_TOPIC}:left:{session}"
 
 
 def received_topic(session: str) -> str:
-    """The topic under which who asked for it says that it came."""
+    """Return the topic by which a requester says that it has the lease."""
     return f"{HANDOVER_TOPIC}:taken:{session}"
 
 
 def acquire_or_request_lease(hub: Hub, session: str, owner: Callable[[], str], host: str) -> Lease:
-    """The lease on a session; from a lender as soon as it lets go. Refused("lease_held") when it
-    does not, or another holds it. Lenders know better how long to wait for one another."""
+    """Acquire the lease of a session, asking its owner to release it where that helps.
+
+    A process that itself hands over leases does not wait here: it has its own waiting rules.
+
+    Raises:
+        Refused: "lease_held" if the owner does not release it in time, or never does so on request.
+    """
     name, topic = f"session:{session}", released_topic(session)
     until = time.monotonic() + _HANDOVER_TIMEOUT_SECONDS
     with LeaseRequest(hub, session) as request:
@@ -155,10 +166,13 @@ def resume_handed_over(
     location: FilesLocation = NO_FILES,
     options: OpenOptions = DEFAULT_OPTIONS,
 ) -> Session:
-    """Go on with a session that is handed from process to process: no event says so, its state
-    stays as it is, and calls of tools stay open for whoever makes them."""
+    """Open a session that passes from process to process.
+
+    No lifecycle event is written and the status does not change. Open tool calls stay open for the
+    process that answers them.
+    """
     with sessions._lease_while_opening(row) as lease:
-        row = sessions.table.get(row.id)  # it may have moved on until the lease was ours
+        row = sessions.table.get(row.id)  # the row may have changed before the lease was ours
         check_fits(row, location, options.parent)
         session = sessions.resume(row, lease, options.resolve_profile(row.profile))
         session.drain_inbox()
@@ -166,15 +180,18 @@ def resume_handed_over(
 
 
 def release_for_handover(session: Session) -> None:
-    """Let go of it likewise. One that is not paused yet becomes so, once: who opens it otherwise
-    must not take it for one whose process was killed."""
+    """Release a session for the next process, without a lifecycle event.
+
+    A session that is not paused yet is paused once. Otherwise the next open would take its process
+    for a killed one.
+    """
     if session.held_lease.is_released:
         return
     if session.status != PAUSED:
         session.pause()
         return
     from ortet.sessions.history.cross_host_files import (
-        commit_before_release,  # here: it asks who is across
+        commit_before_release,  # imported here: avoids an import cycle
     )
 
     try:

@@ -1,5 +1,7 @@
-"""The mind of a session that several servers take turns with: what its events since the last commit
-come to, kept in a cache that they share, so that the next one does not fold them all again."""
+"""Cache of folded session state, shared by several servers.
+
+Without it, each server that opens a session folds all events since the last commit again.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,18 @@ if TYPE_CHECKING:
 
 TTL_NS = 3600 * 1_000_000_000
 MIN_EVENTS = 64
-"""Events that are worth keeping: fewer are folded in the time that the cache takes to answer."""
+"""Least number of events worth caching. Fewer are folded faster than the cache answers."""
 
 _KEY_PREFIX = "fold/1/"
-"""What every key begins with. The number goes up with the shape of it, and when folding makes
-something else of the same events: releases may share a server."""
+"""Prefix of every key, with a format number.
+
+The number rises if the format changes, or if folding gives another result for the same events:
+several releases may share a cache.
+"""
 
 
 class _CachedState(StoredRecord, frozen=True):
-    """A mind behind event `seq`, whose header has `hash`, as it goes on from the fold `base`."""
+    """The changes up to event `seq` with header hash `hash`, relative to the fold `base`."""
 
     timeline: str
     seq: int
@@ -38,8 +43,10 @@ class _CachedState(StoredRecord, frozen=True):
 
 
 def epoch_of(sessions: SessionManager) -> int:
-    """What is erased is another epoch. To be asked before anything is read that is kept under it;
-    -1 where nobody shares a cache."""
+    """Return the sweep epoch, or -1 if no cache is shared.
+
+    An erasure changes the epoch. Read the epoch before reading anything that is cached under it.
+    """
     hub = sessions.hub
     return hub.objects.sweep_lock.fetch_epoch() if hub.cache.shared else -1
 
@@ -47,11 +54,14 @@ def epoch_of(sessions: SessionManager) -> int:
 def load_cached(
     sessions: SessionManager, event_log: EventLog, state: SessionState, epoch: int
 ) -> Tip | None:
-    """Bring a mind that was loaded from the line's base forward by what is kept; where to then.
+    """Apply a cached entry to a state that was loaded from the log's base.
 
-    Only what this very chain has led to is believed: its last event is in the catalog, under the
-    same hash, which holds for all before it; the fold that it goes on from is the same one, so that
-    what was erased there is not known again; and who has put it has this store's key.
+    An entry is used only if all of these hold. Its last event is in the catalog under the same
+    hash, which covers all earlier events. It builds on the same fold, so that erased data does not
+    return. Its checksum was made with the key of this store.
+
+    Returns:
+        The position that the state has now, or None if no entry fits.
     """
     hub = sessions.hub
     data = hub.cache.get(_key(event_log.timeline, epoch)) if epoch >= 0 else None
@@ -69,8 +79,12 @@ def load_cached(
 def cache_state(
     sessions: SessionManager, event_log: EventLog, state: SessionState, tip: Tip, *, epoch: int
 ) -> None:
-    """For whoever opens it next. `epoch`: as it was before the first of its events was read; when
-    it is another one now, what is in this mind may have been erased."""
+    """Cache the state for the next process that opens the session.
+
+    Args:
+        epoch: the epoch from before the first event was read. If it has changed, the state may hold
+            erased data and is not cached.
+    """
     if epoch < 0 or tip.seq - event_log.base.seq < MIN_EVENTS or epoch_of(sessions) != epoch:
         return
     base = _fold_oid(sessions, event_log)
@@ -82,18 +96,18 @@ def cache_state(
 
 
 def cache_writer_state(sessions: SessionManager, writer: EventWriter, epoch: int) -> None:
-    """The same of a session that was written to, and not only rehearsed."""
+    """Cache the state of a writer, unless it belongs to a replay."""
     if type(writer) is EventWriter:
         cache_state(sessions, writer.event_log, writer.state, writer.tip, epoch=epoch)
 
 
 def clear_all(cache: Cache) -> None:
-    """Forget all of it, as an erasure must: forks know what their parents knew."""
+    """Drop all entries. An erasure needs this, because forks inherit the state of their parents."""
     cache.drop(_KEY_PREFIX)
 
 
 def forget(cache: Cache, timeline: str) -> None:
-    """That of one timeline, whose session was removed."""
+    """Drop the entries of one timeline, whose session was removed."""
     cache.drop(f"{_KEY_PREFIX}{timeline}/")
 
 
@@ -107,7 +121,7 @@ def _fold_oid(sessions: SessionManager, event_log: EventLog) -> bytes:
 
 
 def _decode_entry(sessions: SessionManager, data: bytes) -> _CachedState | None:
-    """None for bytes that somebody else put there, or that are not whole."""
+    """Decode an entry. Return None if it is damaged or was not written with this store's key."""
     hasher = sessions.hub.objects.hasher
     size = len(hasher.oid(b""))
     if hasher.oid(data[size:]) != data[:size]:

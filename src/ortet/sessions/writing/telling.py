@@ -1,5 +1,7 @@
-"""Events of several kinds in one write, for who translates what another program records; what is
-too large for an event lies beside it."""
+"""Appending events of several kinds in one write, for programs that translate foreign records.
+
+Data that is too large for an event is stored as an object, and the event refers to it.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ if TYPE_CHECKING:
     from ortet.sessions.session import Session
 
 _SPILL_BYTES = 1 << 19
-"""Bytes of an event's data from which on they are stored apart; an event takes twice as much."""
+"""Bytes of event data above which it is stored apart. The limit of an event is twice as high."""
 
 _SHOWN_CHARS = 4000
-"""Characters of such a message that stay in the journal, to be read and found."""
+"""Characters of a large message that stay in the journal, for reading and search."""
 
 _PAIRING = ("tool_calls", "tool_call_id", "name")
-"""What stays of the rest of such a message: pairs of calls and results are found by it."""
+"""Fields of a large message that stay in its event, because they pair calls with results."""
 
 _COMMIT_AFTER_EVENTS = 500
 
@@ -33,7 +35,7 @@ _STORED_KEY = "stored"
 
 
 class EventInput(NamedTuple):
-    """An event to be: a "message", a "fact", or of a program's own kind."""
+    """An event to append: a "message", a "fact", or a kind that a program defines."""
 
     kind: str
     data: dict[str, Any]
@@ -42,7 +44,10 @@ class EventInput(NamedTuple):
 def append_events(
     session: Session, several: Sequence[EventInput], *, rows: Sequence[RowChange] = ()
 ) -> list[Event]:
-    """All of them, with these rows, or none; durable on return. `whole` reads them back."""
+    """Append all events and rows in one transaction, durable on return.
+
+    `full_data` reads them back.
+    """
     for kind, data in several:
         check_plain(data)
         if "." in kind:
@@ -63,30 +68,34 @@ def _add_large(
     session: Session, several: Sequence[EventInput], rows: Sequence[RowChange]
 ) -> list[Event]:
     hub = session.hub
-    with hub.writing():  # until the event is there, a sweep must not take it
+    with hub.writing():  # a sweep must not delete the object before the event exists
         return session._writer.add(*drafts_of(hub, several), rows=rows, durable=True)
 
 
 def is_large(data: Any) -> bool:
-    """Whether it is stored apart from its event."""
+    """Return True if data is stored apart from its event."""
     return len(encode(data)) > _SPILL_BYTES
 
 
 def drafts_of(hub: Hub, several: Sequence[EventInput]) -> list[Draft]:
-    """Events to be, within hub.writing(): what is large is stored."""
+    """Return drafts of the events and store large data. Must be called inside `hub.writing()`."""
     drafts = [_draft(hub, one) for one in several]
     hub.objects.flush()
     return drafts
 
 
 def full_data(hub: Hub, event: Event) -> dict[str, Any]:
-    """The data of an event as it was told."""
+    """Return the data of an event as it was appended, including large data."""
     at = event.data.get("extra", {}) if event.kind == "message" else event.data
     return stored_data(hub, at) or event.data
 
 
 def stored_data(hub: Hub, data: Any) -> dict[str, Any] | None:
-    """What is stored apart from data, or from the extra of a message; None: nothing is."""
+    """Return the data stored apart from `data`, or None.
+
+    Args:
+        data: the data of an event, or the extra of a message.
+    """
     apart = data.get(_STORED_KEY) if isinstance(data, dict) else None
     if not isinstance(apart, dict) or set(apart) != {"oid", "size"}:
         return None
@@ -112,6 +121,6 @@ def _short(event_input: EventInput, named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def commit_if_many_events(session: Session, message: str) -> None:
-    """Commit a session whose events since the last commit are many: who opens it reads them all."""
+    """Commit a session with many events since the last commit. Each open reads all of them."""
     if session._writer.tip.seq - session.event_log.base.seq >= _COMMIT_AFTER_EVENTS:
         session.commit(message)
