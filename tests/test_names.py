@@ -40,3 +40,15 @@ def test_no_class_or_function_is_named_by_a_bare_participle() -> None:
         for path, node in definitions()
         if PARTICIPLE.fullmatch(node.name) and not path.as_posix().endswith(tuple(PUBLIC))
     ] == []
+
+
+def test_no_docstring_begins_with_the_same() -> None:
+    """Such a docstring needs the line above it."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    assert [
+        f"{path.relative_to(SOURCE)}: {text.splitlines()[0]}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, kinds)
+        and (text := ast.get_docstring(node) or "").startswith("The same")
+    ] == []

@@ -135,7 +135,7 @@ def show_commit(hub: Hub, ask: ShowCommit, caller: Caller) -> CommitPage:
 
 @operation("GET", "/sessions/{session}/commits/{commit}")
 def show_own_commit(view: SessionReader, ask: ShowCommit, caller: Caller) -> CommitPage:
-    """The same, where HEAD is the session's own."""
+    """One commit of a session, with what led to it. HEAD is the head of the session."""
     return commit_page(view.hub, resolve_ref(view, ask.commit), ask, caller)
 
 
@@ -203,7 +203,7 @@ class DiffOwn(DiffWith, frozen=True):
 
 @operation("GET", "/sessions/{session}/diff")
 def diff_own(view: SessionReader, ask: DiffOwn) -> Difference:
-    """The same, where HEAD is the session's own."""
+    """What differs between two commits of a session. HEAD is the head of the session."""
     old, new = resolve_ref(view, ask.old), resolve_ref(view, ask.new)
     found = compare(view.hub, old, new, limit=max(ask.messages, 1))
     return _difference(view.hub, old, new, found, ask)

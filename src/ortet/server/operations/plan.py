@@ -116,7 +116,7 @@ class Shaped(msgspec.Struct, frozen=True):
 
 @operation("GET", "/sessions/{session}/context/shaped")
 def shaped_context(view: SessionReader, ask: AskShaped) -> Shaped:
-    """The same in the shape that a model API takes."""
+    """The context for a query, in the shape that a model API takes."""
     found = view.context(ask.query, ask.tokens)
     return Shaped(found.chat() if ask.form == "chat" else found.parts())
 
