@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import sys
 
-from ortet.backends.buckets import bucket_of
+from ortet.backends.buckets import open_bucket
 
 AT_ONCE = 16
 """Objects that are in memory at once."""
 
 
 def main(source: str, target: str) -> None:
-    one, other = bucket_of(source), bucket_of(target)
+    one, other = open_bucket(source), open_bucket(target)
     there = {found.key for found in other.list()}
     missing = [found.key for found in one.list() if found.key not in there]
     for first in range(0, len(missing), AT_ONCE):

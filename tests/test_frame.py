@@ -108,7 +108,8 @@ def test_functions_stay_small() -> None:
     for source in SOURCES:
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                text = ast.get_docstring(node, clean=False) or ""
+                lines = (node.end_lineno or node.lineno) - node.lineno - text.count("\n")
                 assert lines <= 60, f"{source.name}: {node.name} has {lines} lines"
 
 
@@ -116,7 +117,7 @@ def test_the_library_never_prints_and_leaves_no_marks() -> None:
     for source in SOURCES:
         text = source.read_text()
         assert not re.search(r"\b(TODO|FIXME|XXX)\b", text), source.name
-        if "surface" not in source.parts:
+        if "cli" not in source.parts:
             assert not re.search(r"^\s*print\(", text, re.MULTILINE), source.name
 
 

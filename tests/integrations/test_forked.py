@@ -58,7 +58,7 @@ def in_child(act):
     held, over = threading.Event(), threading.Event()
 
     def hold():
-        with threads._stored:
+        with threads._stored_changed:
             held.set()
             over.wait()
 

@@ -300,8 +300,8 @@ class TestNothingIsLeft:
             "import ortet, sys\n"
             "hub = ortet.open(sys.argv[1])\n"
             "work = hub.workspace(sys.argv[2], engine='criu', network='outbound')\n"
-            "guard = work._machine._guard\n"
-            "print(guard.outlet._pid, guard.pid, flush=True)\n"
+            "process = work._machine._live_process\n"
+            "print(process.outbound._pid, process.pid, flush=True)\n"
             "input()\n"
         )
         command = [sys.executable, "-c", program, str(tmp_path / "store"), str(tmp_path / "work")]

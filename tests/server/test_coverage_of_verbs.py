@@ -12,7 +12,7 @@ from ortet.sessions.session import Session
 
 READ = {
     **dict.fromkeys(
-        ("id", "name", "agent", "status", "head", "goal", "row", "line"), "show_session"
+        ("id", "name", "agent", "status", "head", "goal", "row", "event_log"), "show_session"
     ),
     **dict.fromkeys(("steps", "step"), "show_plan"),
     **dict.fromkeys(("limits", "spent", "budget_left"), "show_budget"),
@@ -81,7 +81,7 @@ WRITTEN = {
     "land": "land",
     "learn": "learn",
     "lesson": "lesson",
-    "let_go": "pause",
+    "release": "pause",
     "logs": "logs",
     "machine": "show_machine start_machine list_present get_present put_present",
     "merge": "merge",
@@ -119,7 +119,7 @@ STORE = {
     "audit": "audit read_journal",
     "bill": "show_bill",
     "check_engine": "doctor",
-    "check_minds": "verify",
+    "check_event_chains": "verify",
     "comment": "comment",
     "consolidate": "consolidate",
     "diff": "diff",
@@ -145,10 +145,10 @@ STORE = {
     "retain": "retain",
     "retention": "set_retention show_retention list_retention",
     "session": "begin resume",
-    "session_of": "begin",
+    "open_branch_session": "begin",
     "sessions": "list_sessions",
     "show": "show_commit show_own_commit",
-    "since": "restore",
+    "unrestorable_since": "restore",
     "swarms": "list_swarms show_swarm",
     "sweep": "sweep",
     "tidy": "sweep",
@@ -167,34 +167,56 @@ _CARE = "the server sees to it by itself"
 LOCAL = {
     # views and sessions
     "hub": _OBJECT,
-    "mind": _OBJECT,
-    "opened_files": _OBJECT,
+    "state": _OBJECT,
+    "attached_files": _OBJECT,
     "path": "where the server's host has the files: clients read them over HTTP",
-    "replaying": "a replay runs its caller's program, in that program's process",
-    "begin": _CARE,
-    "close_calls": _CARE,
-    "commit_last": _WITHIN,
-    "generated": _WITHIN,
-    "give_up": _CARE,
-    "look_at_the_start": _CARE,
-    "take_after": _WITHIN,
-    "take_in": _CARE,
-    "tie_up": _CARE,
-    "turn_to": _WITHIN,
-    "use": _WITHIN,
+    "is_replaying": "a replay runs its caller's program, in that program's process",
+    "activate": _CARE,
+    "close_tool_calls": _CARE,
+    "commit_all_events": _WITHIN,
+    "generated_directory": _WITHIN,
+    "abandon": _CARE,
+    "probe_on_open": _CARE,
+    "inherit_variables": _WITHIN,
+    "drain_inbox": _CARE,
+    "close_dangling_effects": _CARE,
+    "set_status": _WITHIN,
+    "attach_files": _WITHIN,
 }
 
 LOCAL_STORE = {
-    **dict.fromkeys(("library", "summariser", "scope"), _OBJECT),
-    **dict.fromkeys(("close", "let_go", "opened", "forget", "has_open_sessions"), _CARE),
-    **dict.fromkeys(("allowing", "writing", "company", "herald", "tell", "new_id"), _WITHIN),
-    **dict.fromkeys(("adopt_erased", "unsealed", "image_oid", "read_image"), _WITHIN),
-    **dict.fromkeys(("fork", "fork_with", "forks_by", "how", "row_at"), _WITHIN),
-    **dict.fromkeys(("hidden", "known_secrets", "without_secrets"), _WITHIN),
-    **dict.fromkeys(("check_here", "is_here"), _WITHIN),
+    **dict.fromkeys(("library", "summariser", "default_scope"), _OBJECT),
+    **dict.fromkeys(
+        (
+            "close",
+            "pause_open_sessions",
+            "open_workspaces",
+            "untrack_workspace",
+            "has_open_sessions",
+        ),
+        _CARE,
+    ),
+    **dict.fromkeys(
+        ("allow_secrets", "writing", "commit_participant", "announce_forks", "notify", "new_id"),
+        _WITHIN,
+    ),
+    **dict.fromkeys(("adopt_erasures", "unsealed_objects", "image_oid", "read_image"), _WITHIN),
+    **dict.fromkeys(
+        (
+            "fork",
+            "fork_with_extras",
+            "fork_engine",
+            "resolve_files_and_engine",
+            "find_workspace_row",
+        ),
+        _WITHIN,
+    ),
+    **dict.fromkeys(("redact", "known_secrets", "redact_bytes"), _WITHIN),
+    **dict.fromkeys(("check_local_host", "is_local_host"), _WITHIN),
     **dict.fromkeys(("pull", "push"), "between two stores: whoever can reach both does it"),
     **dict.fromkeys(
-        ("inplace", "private", "locate", "reopen"), "finds the workspace of a caller's directory"
+        ("inplace_workspace", "private_workspace", "locate", "reopen"),
+        "finds the workspace of a caller's directory",
     ),
 }
 

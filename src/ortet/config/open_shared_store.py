@@ -27,6 +27,7 @@ from ortet.ids import Clock, Random
 
 if TYPE_CHECKING:
     from ortet.backends.base import Bucket, Cache, Catalog, Signal
+    from ortet.backends.postgres.catalog import PostgresCatalog
     from ortet.backends.postgres.pool import PostgresDatabase
 
 SHARED_SCHEMES = ("postgresql", "postgres")
@@ -176,13 +177,6 @@ def open_shared(
     url: str, *, cache: Path, clock: Clock, random: Random, create: bool
 ) -> StoreBackends:
     """Open a shared store. Cached objects and machines of this host are below `cache`."""
-    try:
-        from ortet.backends.postgres.catalog import PostgresCatalog
-    except ImportError as error:
-        raise Unsupported(
-            "extra_missing",
-            f'a store in PostgreSQL needs psycopg ({error}): pip install "ortet[postgres]"',
-        ) from error
     from ortet._util.codec import Hasher, checksum
     from ortet.backends.buckets import open_bucket
     from ortet.backends.object_storage.pending_uploads import PendingUploadTable
@@ -194,16 +188,7 @@ def open_shared(
     bucket = open_bucket(address.bucket)
     with ExitStack() as undo:
         undo.callback(bucket.close)
-        try:
-            catalog = PostgresCatalog(
-                address.database,
-                clock,
-                schema=address.schema,
-                connections=address.connections,
-                create=create,
-            )
-        except Corrupt as error:
-            raise _no_store() if error.kind == "no_catalog" else error from None
+        catalog = _open_catalog(address, clock, create=create)
         undo.callback(catalog.close)
         store = _read_or_create_store_id(catalog, create=create)
         root = make_cache_directory(cache, store)
@@ -236,6 +221,26 @@ def open_shared(
     return StoreBackends(
         url, root, host, settings, catalog, bucket, signal, objects, shared, shelves
     )
+
+
+def _open_catalog(address: SharedStoreAddress, clock: Clock, *, create: bool) -> PostgresCatalog:
+    try:
+        from ortet.backends.postgres.catalog import PostgresCatalog
+    except ImportError as error:
+        raise Unsupported(
+            "extra_missing",
+            f'a store in PostgreSQL needs psycopg ({error}): pip install "ortet[postgres]"',
+        ) from error
+    try:
+        return PostgresCatalog(
+            address.database,
+            clock,
+            schema=address.schema,
+            connections=address.connections,
+            create=create,
+        )
+    except Corrupt as error:
+        raise _no_store() if error.kind == "no_catalog" else error from None
 
 
 def _read_or_create_store_id(catalog: Catalog, *, create: bool) -> str:

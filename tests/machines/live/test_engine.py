@@ -103,7 +103,7 @@ class TestWhatDies:
         real = CriuWorker.dump
 
         def dump(worker: CriuWorker, pid: int, images: Path, **options: object) -> None:
-            options["frozen"] = lambda: _kill_criu(machine)
+            options["on_frozen"] = lambda: _kill_criu(machine)
             real(worker, pid, images, **options)  # type: ignore[arg-type]
 
         with monkeypatch.context() as patch:

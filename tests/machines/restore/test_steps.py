@@ -99,7 +99,7 @@ def test_undo_of_steps_that_were_not_executed_changes_nothing(
     assert see(bench.root) == before
     # every kind of step is in it, and metadata comes first: undone last, it restores times
     kinds = [type(step).__name__ for step in steps]
-    assert {"Meta", "Keep", "Place"} <= set(kinds)
-    assert kinds == sorted(kinds, key=lambda kind: kind != "Meta")
+    assert {"MetadataStep", "KeepStep", "PlaceStep"} <= set(kinds)
+    assert kinds == sorted(kinds, key=lambda kind: kind != "MetadataStep")
     recover_restore(bench.stage)
     assert see(bench.root) == before

@@ -154,4 +154,4 @@ def _asked(rooms: SessionPool, id_: str) -> None:
     """By one that is not heard of again."""
     room: Any = next(room for room in rooms.open_slots() if room.id == id_)
     rooms.signal.notify(request_topic(id_))
-    eventually(lambda: room.asked)
+    eventually(lambda: room.is_requested)

@@ -253,7 +253,7 @@ def test_a_changed_ignore_file_needs_a_full_scan(make: Make) -> None:
     (pair.view / "fresh/.ortetignore").write_text("x\n")
     (pair.view / "fresh/x").write_text("x")
     assert pair.told() == pair.seen()
-    assert not pair.upper.restated
+    assert not pair.upper.has_changed_rules
 
 
 def test_a_racy_file_is_read_again(make: Make) -> None:
