@@ -84,12 +84,12 @@ SUBJECTS = [
     Subject("merge", "history/merge/tree_merge.py", "history/merge/test_tree_merge.py"),
     Subject(
         "merge",
-        "history/merge/mergefile.py",
+        "history/merge/tree_merge.py",
         "history/merge/test_mergefile.py history/merge/test_tree_merge.py",
     ),
     Subject(
         "merge",
-        "history/merge/mergelinks.py",
+        "history/merge/tree_merge.py",
         "history/merge/test_mergelinks.py history/merge/test_tree_merge.py",
     ),
     Subject(

@@ -14,7 +14,7 @@ SOURCE = Path(ortet.__file__).parent
 PARTICIPLE = re.compile(r"_?(told|said|given|kept|made|found|known|seen|held)", re.IGNORECASE)
 
 PUBLIC = {
-    "kernels/ran.py": "a field that the guide of kernels documents",
+    "kernels/link.py": "a field that the guide of kernels documents",
 }
 """File -> why one of its names is a participle."""
 

@@ -17,9 +17,9 @@ from tests.fixtures.waiting import WAIT
 
 from ortet.backends.local.bucket import FileBucket
 from ortet.backends.object_storage.bucket import S3Bucket
-from ortet.config import checkup
-from ortet.config.checkup import PROBE_PREFIX, _probe_bucket, examine_servers
+from ortet.config import server_checks
 from ortet.config.environment import open_hub
+from ortet.config.server_checks import PROBE_PREFIX, _probe_bucket, examine_servers
 from ortet.errors import Refused, Unavailable
 from ortet.machines.base import Capability
 
@@ -48,7 +48,7 @@ def test_doctor_checks_every_server_of_a_store_and_creates_nothing(
     tmp_path: Path, schema: str, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_environ(monkeypatch)
-    monkeypatch.setattr(checkup, "_PROBE_TIMEOUT_SECONDS", WAIT)  # this host may be slow
+    monkeypatch.setattr(server_checks, "_PROBE_TIMEOUT_SECONDS", WAIT)  # this host may be slow
     bucket = f"s3://ortet/{schema}?endpoint={s3}"
     valkey = Valkey()
     valkey.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ortet.backends.base import Cache
-from ortet.backends.local.cache import NoCache, ProcessCache
+from ortet.backends.local.memory import NoCache, ProcessCache
 from ortet.testing.cache import AbsentCacheTests, CacheTests, Elapse
 from ortet.testing.clock import ManualClock
 

@@ -9,8 +9,7 @@ from ortet.ids import SystemClock
 from ortet.machines.base import Engine
 from ortet.machines.folder import FolderEngine
 from ortet.objects.store import LocalObjectStore
-from ortet.testing.engine import EngineTests
-from ortet.testing.engine_forks import InPlaceTests
+from ortet.testing.engine import EngineTests, InPlaceTests
 
 
 class TestWatched(EngineTests, InPlaceTests):

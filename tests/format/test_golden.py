@@ -22,7 +22,7 @@ from ortet.history.records import (
     TreeEntry,
     TreePage,
 )
-from ortet.history.tree.pages import PageStore
+from ortet.history.tree.page import PageStore
 from ortet.history.tree.tree import Trees
 from ortet.objects.base import Kind
 from ortet.objects.store import LocalObjectStore

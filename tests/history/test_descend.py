@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortet.history.descend import walk_postorder
+from ortet.history.references import walk_postorder
 from ortet.ids import Oid
 from ortet.objects.base import Kind, ObjectRef
 

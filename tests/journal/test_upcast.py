@@ -10,11 +10,11 @@ import pytest
 
 from ortet._util.codec import Hasher
 from ortet.errors import Invalid
-from ortet.journal import upcast
+from ortet.journal import kinds
 from ortet.journal.events import Draft, Event, EventChain, Tip
+from ortet.journal.kinds import UpcastRegistry
 from ortet.journal.state.reducers import fold
 from ortet.journal.state.state import SessionState
-from ortet.journal.upcast import UpcastRegistry
 
 if TYPE_CHECKING:
     from tests.fixtures.journals import Bench
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def registered() -> Iterator[None]:
-    upcast.register("ticket", 1, lambda data: {"title": data["name"]})
-    upcast.register("ticket", 2, lambda data: {**data, "open": True})
+    kinds.register("ticket", 1, lambda data: {"title": data["name"]})
+    kinds.register("ticket", 2, lambda data: {**data, "open": True})
     yield
-    upcast.unregister("ticket", 1)
-    upcast.unregister("ticket", 2)
+    kinds.unregister("ticket", 1)
+    kinds.unregister("ticket", 2)
 
 
 def read_back(kind: str, data: dict[str, Any], version: int) -> tuple[Event, Event]:

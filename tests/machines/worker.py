@@ -21,7 +21,7 @@ from ortet.machines.base import Report
 from ortet.machines.capture.ignore_rules import IgnoreRules
 from ortet.machines.capture.scanner import scan
 from ortet.machines.capture.stat_index import StatIndex
-from ortet.machines.restore.materialise import checkout_image
+from ortet.machines.restore.checkout import checkout_image
 from ortet.machines.restore.restore import recover_restore, restore_directory
 from ortet.objects.base import Kind
 from ortet.objects.store import LocalObjectStore

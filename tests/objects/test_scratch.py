@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ortet.errors import NotFound
-from ortet.objects.base import Kind
-from ortet.objects.scratch import DryRunObjectStore
+from ortet.objects.base import DryRunObjectStore, Kind
 from ortet.objects.store import LocalObjectStore
 
 

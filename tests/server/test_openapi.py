@@ -20,8 +20,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from tests.fixtures.http_server import Client, Serve, Server
 
 from ortet.errors import OrtetError
-from ortet.server.described import ERRORS
-from ortet.server.openapi import build_document
+from ortet.server.openapi import ERRORS, build_document
 from ortet.server.operations.registry import operations
 from ortet.server.transfers.routes import STREAMING_ROUTES
 

@@ -8,7 +8,7 @@ import pytest
 from tests.fixtures.waiting import WAIT
 
 from ortet.hub.hub import Hub
-from ortet.machines.overlay import ignoredlayers
+from ortet.machines.overlay import ignored_files
 from ortet.workspaces.workspace import Workspace
 
 needs_root = pytest.mark.criu
@@ -136,7 +136,7 @@ class TestRestore:
 def test_ignored_files_over_the_size_limit_are_left_out_and_reported(
     hub: Hub, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ignoredlayers, "MAX_COPIED_BYTES", 1000)
+    monkeypatch.setattr(ignored_files, "MAX_COPIED_BYTES", 1000)
     ws = machine(hub, work, "criu", busy=True)
     for _ in range(2):
         (fork,) = ws.fork(1)

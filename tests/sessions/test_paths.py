@@ -8,8 +8,8 @@ import pytest
 
 import ortet
 from ortet.journal.event_log import EventLog
-from ortet.sessions import paths as module
-from ortet.sessions.paths import TimelinePaths
+from ortet.sessions import table as module
+from ortet.sessions.table import TimelinePaths
 
 
 def _one_by_one(hub: ortet.Hub) -> list[list[object]]:

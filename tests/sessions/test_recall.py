@@ -14,7 +14,7 @@ from tests.fixtures.waiting import eventually
 from ortet.config.environment import open_hub
 from ortet.errors import Invalid, OrtetError
 from ortet.hub.hub import Hub
-from ortet.sessions.hits import RecallResult
+from ortet.sessions.results import RecallResult
 from ortet.sessions.session import Session
 from ortet.testing.clock import ManualClock
 

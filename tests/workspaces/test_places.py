@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ortet.errors import Invalid, NotFound
-from ortet.workspaces.places import check_outside_store, existing_directory, real_path
+from ortet.workspaces.table import check_outside_store, existing_directory, real_path
 
 
 def test_symlinks_in_a_workspace_path_are_resolved(tmp_path: Path) -> None:

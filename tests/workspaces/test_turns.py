@@ -13,7 +13,7 @@ import pytest
 from tests.fixtures.waiting import eventually, is_waited_for
 
 from ortet.errors import Conflict, NotFound
-from ortet.workspaces.turns import MachineLock, lock_for_removal
+from ortet.workspaces.machine_homes import MachineLock, lock_for_removal
 
 
 @pytest.fixture

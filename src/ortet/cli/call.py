@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ortet.cli.answers import CliOutput
+from ortet.cli.output import CliOutput
 from ortet.errors import Invalid, NotFound, OrtetError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ortet._util.structs import thread_safe_struct
-from ortet.cli.commands import agentcall
+from ortet.cli.commands import agent
 from ortet.cli.daemon import client, live_machines
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Unavailable, Unsupported
 
@@ -100,7 +100,7 @@ def retry_in_agent(words: Sequence[str], error: OrtetError, call: CliCall) -> in
 
 def list_live(store: Path) -> dict[str, LiveMachineInfo]:
     """Return the live machines of a store by name. Empty if no agent runs."""
-    found = agentcall.list_live_machines(store)
+    found = agent.list_live_machines(store)
     return {
         name: msgspec.convert({"name": name, **about}, thread_safe_struct(LiveMachineInfo))
         for name, about in found.items()
@@ -197,7 +197,7 @@ def run_in_agent(
     store = call.hub.root
     if start:
         _check_agent_allowed()
-        agentcall.start_agent(store)
+        agent.start_agent(store)
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
         given = ["--json", *words] if call.json else list(words)

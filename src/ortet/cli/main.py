@@ -17,8 +17,8 @@ from typing import NoReturn
 import click
 
 from ortet import __version__
-from ortet.cli.answers import EXIT_PIPE_CLOSED
 from ortet.cli.call import CliCall, common_options
+from ortet.cli.output import EXIT_PIPE_CLOSED
 from ortet.errors import Conflict, Invalid, OrtetError, Refused, Unavailable
 
 EXIT_INTERRUPTED = 130

@@ -129,7 +129,7 @@ def find_usable_pointer(directory: Path, environ: Mapping[str, str] = os.environ
     A pointer is unusable if it is malformed or if its store lies inside the directory. It is also
     unusable if it names a network store that this user has never trusted.
     """
-    from ortet.workspaces.places import check_outside_store
+    from ortet.workspaces.table import check_outside_store
 
     try:
         pointer = find_pointer(directory)
@@ -226,7 +226,7 @@ def open_hub(
         embedder: The embedder for semantic recall, or its name; overrides config.toml.
     """
     # imported here, so that reading a pointer or a setting does not load a database
-    from ortet.backends.local.cache import ProcessCache
+    from ortet.backends.local.memory import ProcessCache
     from ortet.history.tree.tree import Trees
     from ortet.hub.hub import Hub
     from ortet.store.context import StoreContext, default_author, read_replay_request
@@ -348,7 +348,7 @@ def config_directory(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def _secret_places(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    from ortet.workspaces.places import SECRET_PATHS
+    from ortet.workspaces.table import SECRET_PATHS
 
     top = home_directory(environ)
     places = () if top is None else SECRET_PATHS

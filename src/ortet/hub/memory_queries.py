@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from ortet.history.refs import Ref
     from ortet.hub.hub import Hub
     from ortet.journal.state.records import Episode
-    from ortet.memory.extraction.extracting import Extractor
+    from ortet.memory.extraction.facts import Extractor
     from ortet.memory.extraction.summaries import Summariser
     from ortet.memory.library import Library
-    from ortet.sessions.hits import RecallResult
     from ortet.sessions.manager import SessionManager
     from ortet.sessions.memory.consolidate import ConsolidationReport
     from ortet.sessions.memory.report import MemoryDiff
+    from ortet.sessions.results import RecallResult
     from ortet.sessions.times import Moment
 
 _MAX_RECALL_ATTEMPTS = 20
@@ -158,7 +158,7 @@ class MemoryQueries:
         Raises:
             Invalid: kind "no_name", if the extractor has no name.
         """
-        from ortet.memory.extraction.extracting import RuleExtractor
+        from ortet.memory.extraction.facts import RuleExtractor
         from ortet.sessions.memory.consolidate import consolidate
         from ortet.sessions.table import check_agent
 

@@ -17,7 +17,7 @@ from ortet.backends.base import EventRow
 from ortet.errors import Corrupt, Invalid
 from ortet.history.records import EventHeader
 from ortet.ids import Oid, Random
-from ortet.journal import upcast
+from ortet.journal import kinds
 from ortet.journal.kinds import check_shape
 from ortet.objects.base import Kind
 
@@ -109,7 +109,7 @@ class EventChain:
             kind, actor = draft.kind, draft.actor
             head = encode(EventHeader(seq, kind, time, actor, oid(salt + body), prev))
             prev = oid(head)
-            version, data = upcast.apply(kind, draft.version, draft.data)
+            version, data = kinds.apply(kind, draft.version, draft.data)
             refs = [(bytes(one), int(sort)) for one, sort in draft.refs] if draft.refs else []
             rows.append(EventRow(seq, head, salt, body))
             events.append(Event(seq, kind, time, actor, data, prev, refs=refs, version=version))
@@ -134,7 +134,7 @@ class EventChain:
                     seq=header.seq,
                 )
             body = decode(EventBody, row.body)
-            version, data = upcast.apply(header.kind, body.version, body.data)
+            version, data = kinds.apply(header.kind, body.version, body.data)
             refs, erased = body.refs, False
         return Event(
             seq=header.seq,

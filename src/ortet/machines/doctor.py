@@ -18,7 +18,7 @@ from ortet.machines.live.criu.binary import find_criu, probe_criu
 from ortet.machines.live.network.slirp import probe_network
 from ortet.machines.overlay.probe import probe_overlay
 from ortet.machines.overlay.supervisor_client import Zygote
-from ortet.machines.restore.clone import FICLONE
+from ortet.machines.restore.write_tree import FICLONE
 from ortet.machines.standalone.syscalls import is_privileged
 
 MIN_INOTIFY_WATCHES = 65_536

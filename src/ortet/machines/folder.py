@@ -30,11 +30,10 @@ from ortet.machines.base import (
     Report,
     Result,
 )
-from ortet.machines.capture.ctimes import COARSE_NS, ctime_granularity_ns
 from ortet.machines.capture.frames import DirtyPaths
 from ortet.machines.capture.ignore_rules import IgnoreRules
 from ortet.machines.capture.scanner import ScanResult, scan
-from ortet.machines.capture.stat_index import NEVER_RACY, StatIndex
+from ortet.machines.capture.stat_index import COARSE_NS, NEVER_RACY, StatIndex, ctime_granularity_ns
 from ortet.machines.dirfd import open_directory, remove_tree, translate_os_error
 from ortet.objects.base import Kind, ObjectStore
 
@@ -134,7 +133,7 @@ class FolderEngine(Engine):
 
         No other process knows the directory yet, so no written file is racy.
         """
-        from ortet.machines.restore.materialise import checkout_image
+        from ortet.machines.restore.checkout import checkout_image
 
         index = StatIndex(self._trees)
         record = decode(Image, self._objects.get(image))

@@ -13,7 +13,7 @@ import msgspec
 from ortet._util.structs import thread_safe_struct
 from ortet.cli import output
 from ortet.errors import Invalid
-from ortet.mcp_server.answers import cut_middle
+from ortet.mcp_server.tool import cut_middle
 
 if TYPE_CHECKING:
     from ortet.sessions.session import Session

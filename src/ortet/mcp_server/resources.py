@@ -9,8 +9,7 @@ from urllib.parse import unquote
 
 from ortet.cli import output
 from ortet.errors import Invalid, NotFound
-from ortet.mcp_server.answers import changed_files, commit_of, join_lines, limit_lines
-from ortet.mcp_server.tool import to_jsonable
+from ortet.mcp_server.tool import changed_files, commit_of, join_lines, limit_lines, to_jsonable
 from ortet.mcp_server.tools import conversation, history
 from ortet.mcp_server.tools.effects import as_text, check_size
 

@@ -25,9 +25,8 @@ from ortet.server.context import AppContext
 from ortet.server.dispatch import endpoint
 from ortet.server.errors import bug_response, error_response
 from ortet.server.middleware.requests import RequestMiddleware
-from ortet.server.observability.health import Health, register_metrics
+from ortet.server.observability.health import Health, register_metrics, store_health_checks
 from ortet.server.observability.logs import ServerLog, to_stderr
-from ortet.server.observability.parts import store_health_checks
 from ortet.server.openapi import OpenApiDocument
 from ortet.server.operations.registry import operations
 from ortet.server.raw_store.grants import make_grant

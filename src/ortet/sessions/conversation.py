@@ -25,14 +25,14 @@ from ortet.journal.conversation.compaction import (
     extract_summary,
 )
 from ortet.journal.events import Event
+from ortet.journal.kinds import check_custom_kind
 from ortet.journal.state.records import Fact, Message, SourceEventRef
-from ortet.journal.upcast import check_custom_kind
-from ortet.sessions.hits import RecallHit, fact_id
-from ortet.sessions.memory.believing import fact_in, facts_of
 from ortet.sessions.memory.episodes import compaction_episode, episode_data, last_episode_seq
+from ortet.sessions.memory.facts import fact_in, facts_of
 from ortet.sessions.memory.shared_scopes import check_scope
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.recollect import plan_compaction
+from ortet.sessions.results import RecallHit, fact_id
 from ortet.sessions.times import Moment, ns_of
 from ortet.sessions.writing.idempotent_turns import find_keyed_events
 

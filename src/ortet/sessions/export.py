@@ -13,11 +13,9 @@ from ortet.journal import spill
 from ortet.journal.conversation.compaction import summary_message
 from ortet.journal.conversation.provider_formats import (
     normalise_messages,
+    to_chat_completions,
     to_chat_part,
     to_content_part,
-)
-from ortet.journal.conversation.providers import (
-    to_chat_completions,
     to_content_parts,
     to_response_items,
 )
@@ -27,7 +25,7 @@ from ortet.journal.state.records import Message
 from ortet.journal.state.reducers import message_of
 from ortet.sessions.actions.artifacts import StoredContent, load
 from ortet.sessions.recollect import last_compaction, system_messages
-from ortet.sessions.writing import telling
+from ortet.sessions.writing import bulk_import
 
 if TYPE_CHECKING:
     from ortet.sessions.reader import SessionReader
@@ -93,7 +91,7 @@ def _restore_spilled(view: SessionReader, event: Event) -> Event:
     if not event.refs:  # without refs the name is user data and must not read the store
         return event
     if spill.SPILL_KEY not in event.data:
-        return replace(event, data=telling.full_data(view.hub, event))
+        return replace(event, data=bulk_import.full_data(view.hub, event))
 
     def read(named: dict[str, Any]) -> bytes:
         return load(view.hub.objects, StoredContent(named["oid"], named["size"]))

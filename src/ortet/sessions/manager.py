@@ -12,7 +12,7 @@ import msgspec
 from ortet._util.validation import check_text
 from ortet.backends.base import Append, Lease, LeaseClaim, Timeline
 from ortet.errors import Conflict, NotFound, OrtetError, Refused
-from ortet.history.tree.maps import Maps
+from ortet.history.tree.tree import Maps
 from ortet.ids import Oid, uuid7
 from ortet.journal.events import Draft, EventChain, Tip
 from ortet.sessions import starting

@@ -26,14 +26,14 @@ from ortet.machines.base import Command, Result
 from ortet.sessions.actions.budget import Budget
 from ortet.sessions.actions.effects import EffectLog
 from ortet.sessions.history.commit import BranchWriter
-from ortet.sessions.history.host import OpenSessionParticipant
 from ortet.sessions.history.participants import (
     LoadedSession,
+    OpenSessionParticipant,
     is_bookkeeping_event,
     pending_restore,
     uncommitted_events,
 )
-from ortet.sessions.machine.inside import KernelsMixin
+from ortet.sessions.machine.kernels import KernelsMixin
 from ortet.sessions.memory.episodes import episode_data, last_episode_seq
 from ortet.sessions.profiles import Profile
 from ortet.sessions.results import parse_command_result, record_command_result

@@ -10,10 +10,65 @@ from typing import Any, Protocol
 import msgspec
 
 from ortet._util.codec import decode, encode
-from ortet.backends.base import Catalog, RowChange
-from ortet.errors import Conflict, Invalid, NotFound
+from ortet.backends.base import Catalog, RowChange, Timeline
+from ortet.errors import Conflict, Corrupt, Invalid, NotFound
+from ortet.history.records import EventHeader
 from ortet.journal.event_log import TimelineSpan
-from ortet.sessions.paths import TimelinePaths
+from ortet.journal.events import header_time
+
+# Paths of timelines from the root to their ends, computed for many at once.
+#
+# It is a module of its own so that queries over all sessions need few catalog calls.
+
+_PAGE = 1000
+
+
+class TimelinePaths:
+    """The timeline spans of many sessions, as `EventLog.timeline_spans` has them for one.
+
+    The start of a timeline never changes, so it is read once.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._timelines: dict[str, Timeline] = {}
+
+    def to_ends(self, timelines: Sequence[str]) -> Iterator[list[TimelineSpan]]:
+        for start in range(0, len(timelines), _PAGE):
+            page = timelines[start : start + _PAGE]
+            self._load_timelines(page)
+            for timeline, head in zip(page, self._catalog.last_heads(page), strict=True):
+                yield self._path_to(timeline, self._end(timeline, head))
+
+    def _load_timelines(self, timelines: Sequence[str]) -> None:
+        """Load the starts of these timelines and of all their parents."""
+        wanted = {one for one in timelines if one not in self._timelines}
+        while wanted:
+            found = self._catalog.timelines(sorted(wanted))
+            self._timelines.update((line.id, line) for line in found)
+            wanted = {line.parent for line in found if line.parent} - self._timelines.keys()
+
+    def _end(self, timeline: str, head: bytes) -> int:
+        try:
+            found = decode(EventHeader, head).seq if head else 0
+        except Corrupt:  # reported when the event is read
+            found = 0
+        if not found:  # no events of its own, or removed
+            self._timelines.pop(timeline, None)
+            found = self._catalog.last_seq(timeline)
+        return found
+
+    def _path_to(self, timeline: str, upto: int) -> list[TimelineSpan]:
+        found: list[TimelineSpan] = []
+        while timeline:
+            line = self._timelines.get(timeline) or self._catalog.timeline(timeline)
+            if line is None:  # timeline of another host; its events are in segments
+                break
+            self._timelines[timeline] = line
+            found.append(TimelineSpan(timeline, line.at, upto))
+            timeline, upto = line.parent, line.at
+        return found[::-1]
+
 
 OPEN, ACTIVE, PAUSED, CLOSED, ARCHIVED = "open", "active", "paused", "closed", "archived"
 LEGAL: dict[str, tuple[str, ...]] = {
@@ -297,3 +352,40 @@ def _key(agent: str, name: str) -> str:
 
 def _encode_row(row: SessionRow) -> bytes:
     return encode(msgspec.structs.replace(row, version=0))
+
+
+# Last activity of sessions, computed for many at once from catalog rows.
+#
+# It is a module of its own so that listings need not load sessions.
+
+_SINGLE_LOOKUP_LIMIT = 200
+"""Number of branches up to which each is looked up singly. For more, all heads are read."""
+
+
+def last_active(catalog: Catalog, rows: Sequence[SessionRow]) -> dict[str, int]:
+    """Return by session id the latest of its creation, last event and last branch move."""
+    moved = dict(_branch_move_times(catalog, [row.branch for row in rows]))
+    heads = catalog.last_heads([row.timeline for row in rows])
+    return {
+        row.id: max(row.created, _time(head), moved.get(row.branch, 0))
+        for row, head in zip(rows, heads, strict=True)
+    }
+
+
+def _time(head: bytes) -> int:
+    try:
+        return header_time(head)
+    except Corrupt:  # `verify` reports damage; the listing must still work
+        return 0
+
+
+def _branch_move_times(catalog: Catalog, branches: Sequence[str]) -> Iterator[tuple[str, int]]:
+    if len(branches) <= _SINGLE_LOOKUP_LIMIT:
+        for branch in branches:
+            if (head := catalog.head(f"branch:{branch}")) is not None:
+                yield branch, head.time
+        return
+    after = ""
+    while page := catalog.heads("branch:", after):
+        yield from ((head.name.removeprefix("branch:"), head.time) for head in page)
+        after = page[-1].name

@@ -88,7 +88,7 @@ def _is_reachable(hub: Hub, commit: Oid, reachable_from: Oid | None, branch: str
         return True
     if not branch:
         return False
-    from ortet.hub.care import load_reflog_expiry
+    from ortet.hub.maintenance import load_reflog_expiry
 
     gone = load_reflog_expiry(hub)
     return any(commit in (op.old, op.new) for op in hub.refs.reflog(branch) if not gone.covers(op))

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from ortet.errors import OrtetError
 from ortet.machines.base import Result
 from ortet.machines.secrets.names import is_secret
-from ortet.machines.secrets.needles import MIN_SECRET_BYTES
-from ortet.machines.secrets.scanner import SecretScanner
+from ortet.machines.secrets.scanner import MIN_SECRET_BYTES, SecretScanner
 from ortet.vault.vault import Vault
 
 

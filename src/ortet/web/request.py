@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,6 +24,7 @@ from ortet.sessions.table import SessionRow
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
 
 HTML = "text/html"
 THEME = "ortet-theme"
@@ -176,3 +178,20 @@ def theme_of(request: Request) -> str:
     """Return the theme of the cookie: "dark", "light", or "" for that of the system."""
     found = request.cookies.get(THEME, "")
     return found if found in ("dark", "light") else ""
+
+
+# Helpers that the pages of a session share: the query, and the variables of the page frame.
+
+_Ask = TypeVar("_Ask", bound=msgspec.Struct)
+
+
+def parse_query(page_request: PageRequest, query_type: type[_Ask]) -> _Ask:
+    """Return the query of the address as a struct, or raise Invalid."""
+    return wire.parse_request(
+        query_type, path={}, query=page_request.request.query_params.multi_items(), body=None
+    )
+
+
+def session_frame(view: SessionReader) -> dict[str, Any]:
+    """Return the template variables of the frame of a session's page."""
+    return {"row": view.row, "goal": view.goal}

@@ -22,10 +22,10 @@ from ortet.web.static_files import StaticAssets
 from ortet.web.templates import make_environment
 from ortet.web.views.api_reference import ApiReferencePage
 from ortet.web.views.artifacts import artifacts
+from ortet.web.views.budget import budget
 from ortet.web.views.journal import journal
 from ortet.web.views.live_updates import live_routes
 from ortet.web.views.memory import memory, session_memory
-from ortet.web.views.money import budget
 from ortet.web.views.sessions import sessions
 from ortet.web.views.storage import store
 from ortet.web.views.terminal import terminal

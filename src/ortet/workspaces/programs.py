@@ -22,8 +22,8 @@ from ortet.machines.base import (
     Result,
 )
 from ortet.machines.secrets.names import is_secret
+from ortet.workspaces.machine_homes import MachineLock
 from ortet.workspaces.onbranch import WorkspaceBranchMixin
-from ortet.workspaces.turns import MachineLock
 
 if TYPE_CHECKING:
     from ortet.machines.control.jobs import Job, JobInfo, ProcessInfo

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortet.backends.local.cache import ProcessCache
+from ortet.backends.local.memory import ProcessCache
 from ortet.testing.clock import ManualClock
 
 KIB = 1024

@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortet.history.merge.mergefile import EntryMerge, merge_file, merge_metadata, only_times_changed
 from ortet.history.merge.text_merge import TextMerge
+from ortet.history.merge.tree_merge import (
+    EntryMerge,
+    merge_file,
+    merge_metadata,
+    only_times_changed,
+)
 from ortet.history.records import TreeEntry
 
 BASE = TreeEntry(b"f", stat.S_IFREG | 0o644, 10, size=1, data=b"1" * 32)

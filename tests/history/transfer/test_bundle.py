@@ -25,9 +25,8 @@ from ortet.errors import (
     Unavailable,
     Unsupported,
 )
-from ortet.history.descend import walk_postorder
 from ortet.history.records import BLOCK_BYTES, Commit, Image, State, TreeEntry, TreePage
-from ortet.history.references import references
+from ortet.history.references import references, walk_postorder
 from ortet.history.transfer import bundle, bundle_file
 from ortet.history.transfer.bundlelimits import BundleLimits
 from ortet.history.tree.tree import Trees

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ortet._util.codec import decode
 from ortet.errors import Invalid
 from ortet.history.records import TreeEntry, TreePage
-from ortet.history.tree.pages import SINGLE_PAGE_MAX_ITEMS
+from ortet.history.tree.page import SINGLE_PAGE_MAX_ITEMS
 from ortet.history.tree.tree import TreeRef, Trees
 from ortet.ids import Oid
 from ortet.objects.base import Kind, ObjectStore

@@ -17,7 +17,7 @@ from tests.fixtures.waiting import WAIT, eventually
 import ortet
 from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.hub.hub import Hub
-from ortet.integrations._shared import lentkeeper
+from ortet.integrations._shared import session_pool
 from ortet.integrations._shared.session_pool import AdapterSessionPool, session_name
 from ortet.sessions.table import check_session
 
@@ -277,7 +277,7 @@ def test_a_lease_lost_between_two_writes_is_taken_again(lent: AdapterSessionPool
 def test_a_write_with_a_lease_seized_after_the_check_is_refused(
     lent: AdapterSessionPool, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lentkeeper, "_LEASE_CHECK_INTERVAL_SECONDS", WAIT)
+    monkeypatch.setattr(session_pool, "_LEASE_CHECK_INTERVAL_SECONDS", WAIT)
     for text in ("one", "two"):  # with the second it was looked up
         with lent.writing("a") as session:
             session.say("user", text)

@@ -14,7 +14,7 @@ import ortet
 from ortet.errors import Invalid
 from ortet.hub.hub import Hub
 from ortet.integrations.adk import OrtetArtifactService
-from ortet.integrations.adk.lending import adk_session_name
+from ortet.integrations.adk.sessions import adk_session_name
 
 BOTH = pytest.mark.parametrize("kind", ["ortet", "memory"])
 ME: dict[str, Any] = {"app_name": "app", "user_id": "ann", "session_id": "s"}

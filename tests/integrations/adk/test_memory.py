@@ -14,7 +14,7 @@ from google.genai import types
 
 from ortet.hub.hub import Hub
 from ortet.integrations.adk import OrtetMemoryService, OrtetSessionService
-from ortet.integrations.adk.lending import adk_session_name
+from ortet.integrations.adk.sessions import adk_session_name
 
 ME: dict[str, Any] = {"app_name": "app", "user_id": "ann"}
 KINDS = pytest.mark.parametrize("kind", ["ortet", "ortet beside others", "memory"])

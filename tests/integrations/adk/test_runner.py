@@ -23,7 +23,7 @@ from tests.fixtures import forked
 import ortet
 from ortet.hub.hub import Hub
 from ortet.integrations.adk import OrtetArtifactService, OrtetMemoryService, OrtetSessionService
-from ortet.integrations.adk.lending import adk_session_name
+from ortet.integrations.adk.sessions import adk_session_name
 
 ME: dict[str, Any] = {"user_id": "ann", "session_id": "s"}
 OURS: dict[str, Any] = {"app_name": "app", **ME}

@@ -25,7 +25,7 @@ import ortet
 from ortet.errors import Invalid
 from ortet.hub.hub import Hub
 from ortet.integrations.adk import OrtetSessionService
-from ortet.integrations.adk.lending import adk_session_name
+from ortet.integrations.adk.sessions import adk_session_name
 
 ME: dict[str, Any] = {"app_name": "app", "user_id": "ann"}
 BOTH = pytest.mark.parametrize("kind", ["ortet", "memory", "sqlite"])

@@ -11,7 +11,7 @@ from threading import Event, Thread, current_thread
 import pytest
 from tests.fixtures.waiting import WAIT, loop_turns
 
-from ortet.integrations.openai_agents.order import SerialWorker
+from ortet.integrations.openai_agents.conversation import SerialWorker
 
 
 def test_one_thread_executes_calls_in_the_order_they_were_made() -> None:
@@ -95,13 +95,13 @@ def test_a_child_has_a_thread_of_its_own() -> None:
 
 
 def test_idle_threads_end_and_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ortet.integrations.openai_agents.order._IDLE_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr("ortet.integrations.openai_agents.conversation._IDLE_TIMEOUT_SECONDS", 0.01)
     order = SerialWorker()
     for number in range(3):
         thread = asyncio.run(order.do(current_thread))
         thread.join(WAIT)
         assert not thread.is_alive(), number
-    monkeypatch.setattr("ortet.integrations.openai_agents.order._IDLE_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr("ortet.integrations.openai_agents.conversation._IDLE_TIMEOUT_SECONDS", 0.0)
     for number in range(500):  # some meet a thread that is about to end
         assert asyncio.run(order.do(lambda n=number: n)) == number  # type: ignore[misc]
     order.close()

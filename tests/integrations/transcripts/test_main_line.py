@@ -11,8 +11,7 @@ from claude_agent_sdk import get_session_messages
 from tests.integrations.transcripts.written import CONVERSATION, Claude, text, thinking, use
 
 from ortet.hub.hub import Hub
-from ortet.integrations.transcripts.importer import import_transcript
-from ortet.integrations.transcripts.known import read_progress
+from ortet.integrations.transcripts.importer import import_transcript, read_progress
 
 
 def wandering(chance: random.Random) -> Claude:

@@ -8,8 +8,8 @@ from ortet.journal.conversation.provider_formats import (
     normalise_messages,
     to_chat_part,
     to_content_part,
+    to_response_items,
 )
-from ortet.journal.conversation.providers import to_response_items
 from ortet.journal.state.records import Message
 
 

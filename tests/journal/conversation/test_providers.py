@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ortet.journal.conversation.providers import (
+from ortet.journal.conversation.provider_formats import (
     to_chat_completions,
     to_content_parts,
     to_response_items,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.fixtures.journals import Bench
 
-from ortet.history.tree.maps import Maps
+from ortet.history.tree.tree import Maps
 from ortet.journal.events import Event
 from ortet.journal.state.around import (
     BROWSER,

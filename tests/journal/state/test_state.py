@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortet._util.codec import Hasher
-from ortet.history.tree.maps import Maps
+from ortet.history.tree.tree import Maps
 from ortet.ids import Oid
 from ortet.journal.events import Event
 from ortet.journal.state.reducers import fold

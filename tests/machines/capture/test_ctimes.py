@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ortet.machines.capture.ctimes import COARSE_NS, TICK_NS, ctime_granularity_ns
+from ortet.machines.capture.stat_index import COARSE_NS, TICK_NS, ctime_granularity_ns
 
 
 def test_probing_the_ctime_granularity_leaves_no_files(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_whole_seconds_are_coarse(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         st = real(fd)
         return os.stat_result(st[:10], {"st_ctime_ns": st.st_ctime_ns // 10**9 * 10**9})
 
-    monkeypatch.setattr("ortet.machines.capture.ctimes.os.fstat", cut)
+    monkeypatch.setattr("ortet.machines.capture.stat_index.os.fstat", cut)
     assert ctime_granularity_ns(tmp_path) == COARSE_NS
 
 
@@ -54,5 +54,5 @@ def test_ticks_are_a_small_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         first.append(st.st_ctime_ns | 1)
         return os.stat_result(st[:10], {"st_ctime_ns": first[0]})
 
-    monkeypatch.setattr("ortet.machines.capture.ctimes.os.fstat", tick)
+    monkeypatch.setattr("ortet.machines.capture.stat_index.os.fstat", tick)
     assert ctime_granularity_ns(tmp_path) == TICK_NS

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ortet.machines.capture.frames import DirectoryScan, ScanPlan, compare_all, compare_names
-from ortet.machines.capture.seen import DirectoryNode, stat_record
+from ortet.machines.capture.stat_index import DirectoryNode, stat_record
 
 
 def frame_of(path: Path, *known: str) -> DirectoryScan:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ortet.machines.capture.halves import map_in_two_processes
+from ortet.machines.capture.quick_check import map_in_two_processes
 
 JOBS = list(range(100))
 

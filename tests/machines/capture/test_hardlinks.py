@@ -18,8 +18,7 @@ from ortet.machines.capture.hardlinks import (
     put_links,
     walk_index,
 )
-from ortet.machines.capture.seen import RACY, DirectoryNode, marks_of
-from ortet.machines.capture.stat_index import StatIndex
+from ortet.machines.capture.stat_index import RACY, DirectoryNode, StatIndex, marks_of
 from ortet.objects.store import LocalObjectStore
 
 

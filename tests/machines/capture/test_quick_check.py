@@ -12,10 +12,9 @@ from ortet._util.codec import Hasher
 from ortet.backends.local.memory import MemoryBucket
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid, SystemClock
-from ortet.machines.capture.ignore_rules import IgnoreRules
+from ortet.machines.capture.ignore_rules import IgnoreFilter, IgnoreRules
 from ortet.machines.capture.quick_check import NamesByDirectory, find_changed_names
 from ortet.machines.capture.scanner import scan
-from ortet.machines.capture.sieve import IgnoreFilter
 from ortet.machines.capture.stat_index import StatIndex
 from ortet.objects.store import LocalObjectStore
 

@@ -22,8 +22,7 @@ from ortet.machines.base import Loss
 from ortet.machines.capture.frames import DirtyPaths
 from ortet.machines.capture.ignore_rules import IgnoreRules
 from ortet.machines.capture.scanner import ScanResult, scan
-from ortet.machines.capture.seen import RACY
-from ortet.machines.capture.stat_index import StatIndex, marks_of
+from ortet.machines.capture.stat_index import RACY, StatIndex, marks_of
 from ortet.machines.capture.walk import ScanWatcher
 from ortet.objects.base import Kind
 from ortet.objects.blobs import read_file

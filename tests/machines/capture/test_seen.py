@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ortet.history.records import TreeEntry
-from ortet.machines.capture.seen import (
+from ortet.machines.capture.stat_index import (
     MAPPED,
     NOT_APPLIED,
     RACY,

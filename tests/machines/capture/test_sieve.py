@@ -13,10 +13,8 @@ from ortet.backends.local.memory import MemoryBucket
 from ortet.history.tree.tree import Trees
 from ortet.ids import SystemClock
 from ortet.machines.capture.frames import DirectoryScan, ScanPlan, compare_all
-from ortet.machines.capture.ignore_rules import IgnoreRules
-from ortet.machines.capture.seen import DirectoryNode
-from ortet.machines.capture.sieve import IgnoreFilter
-from ortet.machines.capture.stat_index import StatIndex
+from ortet.machines.capture.ignore_rules import IgnoreFilter, IgnoreRules
+from ortet.machines.capture.stat_index import DirectoryNode, StatIndex
 from ortet.objects.store import LocalObjectStore
 
 

@@ -13,8 +13,7 @@ from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
 from ortet.machines.capture.ignore_rules import IgnoreRules
 from ortet.machines.capture.scanner import scan
-from ortet.machines.capture.seen import NOT_APPLIED, RACY, marks_of
-from ortet.machines.capture.stat_index import StatIndex
+from ortet.machines.capture.stat_index import NOT_APPLIED, RACY, StatIndex, marks_of
 from ortet.objects.store import LocalObjectStore
 
 IMAGE = Oid(b"\x07" * 32)

@@ -13,8 +13,7 @@ from ortet.backends.local.memory import MemoryBucket
 from ortet.history.tree.tree import Trees
 from ortet.ids import SystemClock
 from ortet.machines.capture.frames import ScanPlan
-from ortet.machines.capture.ignore_rules import IgnoreRules
-from ortet.machines.capture.sieve import IgnoreFilter
+from ortet.machines.capture.ignore_rules import IgnoreFilter, IgnoreRules
 from ortet.machines.capture.stat_index import StatIndex
 from ortet.machines.capture.walk import ScanWalk
 from ortet.objects.store import LocalObjectStore

@@ -10,8 +10,11 @@ from ortet.machines.base import Result
 from ortet.machines.cleanup import find_leftovers, remove_leftovers
 from ortet.machines.limits import MachineLimits
 from ortet.machines.live.cgroups import (
+    CONTROLLERS,
     CgroupFactory,
+    CgroupParent,
     MachineCgroup,
+    find_cgroup_parents,
     probe_limits,
     recorded_groups,
     remove_recorded_groups,
@@ -21,7 +24,6 @@ from ortet.machines.live.criu.worker_pool import (
     leftover_records,
     remove_leftover_groups,
 )
-from ortet.machines.live.grouphome import CONTROLLERS, CgroupParent, find_cgroup_parents
 
 _ASKED = MachineLimits(memory=64 << 20, cpu=0.5, pids=100)
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from ortet.errors import Conflict, Invalid, Refused, Unavailable
-from ortet.machines.restore.checkout import StagingDirectory
-from ortet.machines.restore.materialise import checkout_image
+from ortet.machines.restore.checkout import StagingDirectory, checkout_image
 
 Eye = Callable[[Path], Any]
 Torture = Callable[[Path], None]

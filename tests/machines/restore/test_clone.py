@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ortet.machines.restore.materialise import checkout_image
+from ortet.machines.restore.checkout import checkout_image
 
 Eye = Callable[[Path], Any]
 Torture = Callable[[Path], None]

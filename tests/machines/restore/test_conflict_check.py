@@ -13,7 +13,7 @@ import pytest
 
 from ortet.errors import Conflict
 from ortet.history.records import Image
-from ortet.machines.restore.materialise import checkout_image
+from ortet.machines.restore.checkout import checkout_image
 from ortet.machines.restore.steps import apply_steps as act_
 from ortet.machines.restore.write_tree import write_tree as build_
 

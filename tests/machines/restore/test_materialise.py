@@ -13,7 +13,7 @@ import pytest
 
 from ortet.errors import NotFound, Unavailable
 from ortet.history.records import Image, TreeEntry
-from ortet.machines.restore.materialise import checkout_image
+from ortet.machines.restore.checkout import checkout_image
 from ortet.objects.blobs import put_bytes
 
 Eye = Callable[[Path], Any]

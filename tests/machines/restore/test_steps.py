@@ -13,9 +13,8 @@ from ortet._util import failpoints
 from ortet._util.codec import decode
 from ortet.errors import Unavailable
 from ortet.machines.dirfd import open_directory
-from ortet.machines.restore.journal import RestoreBegin, RestoreLog
 from ortet.machines.restore.restore import recover_restore
-from ortet.machines.restore.steps import undo_steps
+from ortet.machines.restore.steps import RestoreBegin, RestoreLog, undo_steps
 
 Eye = Callable[[Path], Any]
 Torture = Callable[[Path], None]

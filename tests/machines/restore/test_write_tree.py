@@ -13,7 +13,7 @@ import pytest
 from ortet._util.codec import encode
 from ortet.errors import Corrupt, Invalid, Unavailable
 from ortet.history.records import Image, TreeEntry, TreePage
-from ortet.machines.restore.materialise import checkout_image
+from ortet.machines.restore.checkout import checkout_image
 from ortet.objects.base import Kind
 from ortet.objects.blobs import put_bytes
 

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortet.errors import Refused
-from ortet.machines.secrets.needles import SecretPatterns, encoded_forms
-from ortet.machines.secrets.scanner import SecretScanner
+from ortet.machines.secrets.scanner import SecretPatterns, SecretScanner, encoded_forms
 
 VALUE = "p@ss wörd/+9f27"
 DATA = VALUE.encode()

@@ -20,9 +20,8 @@ from tests.memory.embedding import Hashing
 from ortet.errors import Invalid, Unavailable, Unsupported
 from ortet.memory.embedders import base
 from ortet.memory.embedders.base import Embedder, find_embedder
-from ortet.memory.embedders.minilm import MiniLM
+from ortet.memory.embedders.minilm import MiniLM, read_tensors
 from ortet.memory.embedders.openai import OpenAIEmbedder
-from ortet.memory.embedders.tensors import read_tensors
 
 TEXTS = [
     "The tests need PYTHONPATH=src to run.",

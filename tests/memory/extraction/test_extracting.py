@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortet.memory.extraction.extracting import Extracted, Extractor, RuleExtractor, SpokenTurn
+from ortet.memory.extraction.facts import Extracted, Extractor, RuleExtractor, SpokenTurn
 
 
 def learned(*said: str, speaker: str = "Anna") -> list[str]:

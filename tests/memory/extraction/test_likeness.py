@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortet.memory.extraction.likeness import MIN_SIMILARITY, NearDuplicateIndex, similarity
+from ortet.memory.extraction.contradictions import MIN_SIMILARITY, NearDuplicateIndex, similarity
 
 SAME = [
     ("tests need PYTHONPATH=src", "The tests need PYTHONPATH=src."),

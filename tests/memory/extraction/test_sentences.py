@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortet.memory.extraction.sentences import clip, is_prompt_injection, split_sentences
+from ortet.memory.extraction.summaries import clip, is_prompt_injection, split_sentences
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ortet.memory.base import IndexPage, WordIndex
-from ortet.memory.lexical.candidates import SearchEffort
 from ortet.memory.lexical.index import IndexLost, SqliteWordIndex
+from ortet.memory.lexical.postings import SearchEffort
 from ortet.memory.lexical.scoring import (
     NeighbourWindow,
     TermFrequencies,

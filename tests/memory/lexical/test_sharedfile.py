@@ -14,8 +14,7 @@ from tests.fixtures.waiting import WAIT, eventually
 import ortet
 from ortet.errors import Invalid
 from ortet.memory.lexical.index import SqliteWordIndex
-from ortet.memory.lexical.index_file import IndexFile
-from ortet.memory.lexical.sharedfile import _POOLS, SharedIndexFile
+from ortet.memory.lexical.index_file import _POOLS, IndexFile, SharedIndexFile
 from ortet.memory.records import MemoryDocument
 
 MANY = 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ortet.backends.base import Timeline
 from ortet.backends.postgres.catalog import PostgresCatalog
-from ortet.backends.timelines import Timeline
 from ortet.memory.base import IndexPage
 from ortet.memory.lexical.index_file import IndexLost
 from ortet.memory.lexical.search import search

@@ -22,8 +22,7 @@ from ortet.memory.lexical.search import SemanticMatches
 from ortet.memory.postgres import vectors as postgres_meanings
 from ortet.memory.postgres.index import PostgresWordIndex
 from ortet.memory.postgres.postgres_shelves import PostgresIndexFactory
-from ortet.memory.postgres.postgres_vectors import PostgresVectorStore
-from ortet.memory.postgres.vectors import PostgresSemanticIndex
+from ortet.memory.postgres.vectors import PostgresSemanticIndex, PostgresVectorStore
 from ortet.memory.records import TIERS, EventSpan
 from ortet.memory.vectors.index import LocalSemanticIndex
 

@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 
 from ortet.memory.records import EventSpan
-from ortet.memory.vectors.coarse import QueryVector, quantise, to_float32
-from ortet.memory.vectors.matrix import TierVectors, VectorMatrix, nearest_documents
+from ortet.memory.vectors.matrix import (
+    QueryVector,
+    TierVectors,
+    VectorMatrix,
+    nearest_documents,
+    quantise,
+    to_float32,
+)
 
 
 def _made(kind: str, count: int, size: int) -> Any:

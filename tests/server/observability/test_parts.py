@@ -20,9 +20,9 @@ from tests.fixtures.postgres import Server as Postgres
 from tests.fixtures.s3 import ENVIRON, make_bucket, s3_server
 from tests.fixtures.waiting import WAIT, aeventually, eventually
 
-from ortet.server.observability import parts
+from ortet.server.observability import health
+from ortet.server.observability.health import HealthCheck
 from ortet.server.observability.logs import ServerLog
-from ortet.server.observability.parts import HealthCheck
 
 ASKING = 16
 
@@ -213,13 +213,13 @@ def test_concurrent_readiness_probes_share_one_check(monkeypatch: pytest.MonkeyP
     part = HealthCheck("bucket", look, log)
 
     async def ask() -> None:
-        monkeypatch.setattr(parts, "CHECK_TIMEOUT_SECONDS", 0.1)
+        monkeypatch.setattr(health, "CHECK_TIMEOUT_SECONDS", 0.1)
         told = await asyncio.gather(*(part.problem() for _ in range(5)))
         assert {words.partition(" for ")[0] for words in told} == {"its bucket has not answered"}
         assert "has not answered" in await part.problem()
         assert await asyncio.to_thread(look.there.wait, WAIT)
         assert look.begun == 1
-        monkeypatch.setattr(parts, "CHECK_TIMEOUT_SECONDS", WAIT)
+        monkeypatch.setattr(health, "CHECK_TIMEOUT_SECONDS", WAIT)
         look.go.set()
         assert await part.problem() == ""  # of the look that was waited for in vain
         assert look.begun == 1

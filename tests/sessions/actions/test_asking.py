@@ -13,8 +13,8 @@ import ortet
 from ortet.backends.base import RowChange
 from ortet.hub.hub import Hub
 from ortet.journal.state.records import Approval
-from ortet.sessions.actions import asking
-from ortet.sessions.actions.asking import pending_approvals
+from ortet.sessions.actions import approvals
+from ortet.sessions.actions.approvals import pending_approvals
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.table import PENDING_APPROVALS, SessionRow
 
@@ -182,7 +182,7 @@ def test_approval_requested_during_a_listing_is_not_lost(
     assert names(hub) == []  # this store is known
     with hub.session("s") as s:
         hub.approve(s.id, s.request_approval("sell the boat"))
-        waiting = asking._open_approvals
+        waiting = approvals._open_approvals
 
         def late(hub: Hub, row: SessionRow) -> list[Approval]:
             found = waiting(hub, row)
@@ -190,7 +190,7 @@ def test_approval_requested_during_a_listing_is_not_lost(
             return found
 
         with monkeypatch.context() as patched:
-            patched.setattr(asking, "_open_approvals", late)
+            patched.setattr(approvals, "_open_approvals", late)
             pending_approvals(hub)
         assert names(hub) == ["s"]
 

@@ -11,7 +11,7 @@ from ortet._util import failpoints
 from ortet.config.environment import open_hub
 from ortet.errors import Invalid
 from ortet.hub.hub import Hub
-from ortet.memory.extraction.extracting import Extracted, SpokenTurn
+from ortet.memory.extraction.facts import Extracted, SpokenTurn
 
 
 class Everything:

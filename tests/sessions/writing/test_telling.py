@@ -13,7 +13,7 @@ from ortet.errors import Conflict, Invalid
 from ortet.ids import from_hex
 from ortet.integrations._shared.messages import append_messages, load_full_message
 from ortet.sessions.history.forking import fork_named_session
-from ortet.sessions.writing.telling import (
+from ortet.sessions.writing.bulk_import import (
     EventInput,
     append_events,
     commit_if_many_events,

@@ -8,8 +8,7 @@ import pytest
 
 import ortet
 from ortet.sessions.actions.bill import spends
-from ortet.web.views.budget import bars, step_plot
-from ortet.web.views.money import OTHERS, build_budget_page
+from ortet.web.views.budget import OTHERS, bars, build_budget_page, step_plot
 
 SECOND = 10**9
 

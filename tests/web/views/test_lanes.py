@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortet.web.views.lanes import LanePosition, lay_out
+from ortet.web.views.timeline_graph import LanePosition, lay_out
 
 
 def test_linear_history_uses_one_lane() -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ortet.backends.base import Cache
 from ortet.backends.keys import check_name
-from ortet.backends.local.cache import check_ttl
+from ortet.backends.local.memory import check_ttl
 from ortet.backends.valkey.client import ValkeyClient, ValkeyConnection
 from ortet.backends.valkey.valkeyaddress import check_namespace
 

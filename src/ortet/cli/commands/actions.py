@@ -172,7 +172,7 @@ def waiting(call: CliCall, session: str | None, *, all_: bool) -> None:
       ortet act waiting -s fix-42 --all
     """
     if session is None and not all_:
-        from ortet.sessions.actions.asking import pending_approvals
+        from ortet.sessions.actions.approvals import pending_approvals
 
         pairs = pending_approvals(call.hub)
     else:

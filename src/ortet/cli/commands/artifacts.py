@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortet.cli import output as render
-from ortet.cli.answers import EXIT_PIPE_CLOSED
 from ortet.cli.call import CliCall, as_text, group, verb
+from ortet.cli.output import EXIT_PIPE_CLOSED
 from ortet.cli.session_args import (
     find_session,
     id_suffix,

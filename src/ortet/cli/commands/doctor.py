@@ -41,7 +41,7 @@ def doctor(call: CliCall, clean: bool, give_up: str | None) -> None:
       ortet doctor
       ortet doctor --clean
     """
-    from ortet.cli.commands.agentcall import agent_status
+    from ortet.cli.commands.agent import agent_status
     from ortet.config.environment import criu_setting, store_url
     from ortet.machines.doctor import probe_host
 
@@ -98,7 +98,7 @@ def _examine_servers(call: CliCall, url: str) -> tuple[list[Capability], Path, O
 
     if not is_networked(url):
         return [], store_path(url), _open_error(call)
-    from ortet.config.checkup import examine_servers
+    from ortet.config.server_checks import examine_servers
 
     place = cache_directory()
     found = examine_servers(url, cache=place, token=read_variable("ORTET_TOKEN") or "")

@@ -153,7 +153,7 @@ def facts_show(call: CliCall, fact: str, *, session: str | None) -> None:
 def _origin(call: CliCall, view: SessionReader, fact: Fact) -> dict[str, Any] | None:
     """Return the event that a fact comes from, as far as it is still stored."""
     from ortet.hub.governance.audit import audit_line
-    from ortet.sessions.memory.documents import words_of
+    from ortet.sessions.memory.recall import words_of
     from ortet.sessions.memory.report import event_at, origin_of
 
     origin = origin_of(view, fact)

@@ -25,7 +25,7 @@ from ortet.errors import Invalid
 if TYPE_CHECKING:
     from ortet.journal.conversation.context import ModelContext
     from ortet.memory.records import Scores
-    from ortet.sessions.hits import RecallHit
+    from ortet.sessions.results import RecallHit
 
 _TIERS = ("working", "episodic", "semantic")
 

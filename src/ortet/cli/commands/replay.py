@@ -16,7 +16,7 @@ from ortet.cli.session_args import event_data, find_session, parse_value, read_s
 from ortet.errors import Diverged, Invalid, NotFound
 
 if TYPE_CHECKING:
-    from ortet.sessions.history.played import ReplayReport
+    from ortet.sessions.history.replay import ReplayReport
     from ortet.sessions.table import SessionRow
 
 _WIDTH = 80
@@ -72,7 +72,7 @@ def _run(call: CliCall, row: SessionRow, command: tuple[str, ...]) -> None:
     import subprocess
     import tempfile
 
-    from ortet.sessions.history.played import read as read_report
+    from ortet.sessions.history.replay import read as read_report
     from ortet.store.context import REPLAY_REPORT_VARIABLE, REPLAY_VARIABLE
 
     with tempfile.TemporaryDirectory(prefix="ortet-replay-") as place:

@@ -9,7 +9,7 @@ import click
 from ortet.cli import output
 from ortet.cli.call import CliCall, group, verb
 from ortet.cli.commands.external_state import read_secret
-from ortet.vault.expiry import format_expiry, is_expired
+from ortet.vault.vault import format_expiry, is_expired
 
 
 @group

@@ -107,7 +107,7 @@ def _source(call: CliCall, url: str) -> Hub | Path:
     bundle = _bundle_path(call, url)
     if bundle is None:
         return call.open_hub(url, create=False)
-    from ortet.hub.bundling import check_bundle
+    from ortet.hub.transfer import check_bundle
 
     check_bundle(bundle)
     return bundle

@@ -78,7 +78,7 @@ def _check_directory(url: str, directory: Path) -> None:
     """Check that the directory may be a workspace, and that its pointer may name the store."""
     from ortet.config.environment import cache_directory, config_directory, store_path
     from ortet.config.store_url import check_pointer_url, is_networked, trust_store
-    from ortet.workspaces.places import check_outside_store, existing_directory
+    from ortet.workspaces.table import check_outside_store, existing_directory
 
     place = existing_directory(directory)
     if not is_networked(url):

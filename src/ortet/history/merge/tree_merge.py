@@ -6,25 +6,239 @@ Conflicts are returned as data. A path with a conflict keeps our version. No fil
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TypeVar
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations, pairwise
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from ortet.history.merge.mergefile import (
-    ConflictKind,
-    is_same_type,
-    merge_file,
-    merge_metadata,
-    only_times_changed,
-)
-from ortet.history.merge.mergelinks import merge_links
+from ortet._util.codec import encode
 from ortet.history.merge.text_merge import Favor, TextMerge, is_binary, merge_text
 from ortet.history.records import Image, TreeEntry
+from ortet.history.references import read_hardlinks
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
-from ortet.objects.base import ObjectStore
+from ortet.objects.base import Kind, ObjectStore
 from ortet.objects.blobs import put_bytes, read_file
+
+# Three-way merge of one entry: its content, and each metadata field.
+
+ConflictKind = Literal["content", "added", "deleted_by_us", "deleted_by_them", "type", "metadata"]
+
+MergeContent = Callable[[TreeEntry, TreeEntry, TreeEntry], TextMerge | None]
+"""Merges the contents of base, ours and theirs as text. Returns None if binary or too large."""
+
+PutContent = Callable[[bytes], bytes]
+"""Stores a file's content. Returns its Oid, or b"" if it is empty."""
+
+_MERGED_METADATA_FIELDS = ("mode", "uid", "gid", "xattrs")
+
+
+class EntryMerge(msgspec.Struct, frozen=True):
+    """The result for one path. With a conflict and no `favor`, `entry` is ours unchanged."""
+
+    entry: TreeEntry
+    conflict: ConflictKind | None = None
+
+
+def merge_file(
+    base: TreeEntry | None,
+    ours: TreeEntry,
+    theirs: TreeEntry,
+    *,
+    merge_content: MergeContent,
+    put_content: PutContent,
+    favor: Favor | None = None,
+) -> EntryMerge:
+    """Merge two entries of the same type that differ from each other and from `base`.
+
+    Directories are not allowed.
+    """
+    if base is not None and not is_same_type(base, ours):
+        base = None
+    side, conflict = _choose_content_side(base, ours, theirs, favor)
+    merged = merge_metadata(base, ours, theirs, favor=favor)
+    if conflict is not None and base is not None and ours.is_file:
+        done = merge_content(base, ours, theirs)
+        if done is not None:
+            side = _with_content(ours, put_content(done.data), len(done.data))
+            conflict = "content" if done.conflicts else None
+    conflict = conflict or merged.conflict
+    if conflict is not None and favor is None:
+        return EntryMerge(ours, conflict)
+    entry = msgspec.structs.replace(
+        merged.entry, size=side.size, data=side.data, holes=side.holes, rdev=side.rdev
+    )
+    return EntryMerge(entry, conflict)
+
+
+def merge_metadata(
+    base: TreeEntry | None, ours: TreeEntry, theirs: TreeEntry, *, favor: Favor | None = None
+) -> EntryMerge:
+    """Return ours with the changes of theirs in mode, owner and xattrs.
+
+    If both sides changed the mtime, the newer one is used.
+    """
+    values: dict[str, Any] = {}
+    conflict = False
+    for name in _MERGED_METADATA_FIELDS:
+        mine, other = getattr(ours, name), getattr(theirs, name)
+        before = None if base is None else getattr(base, name)
+        if mine != other and before not in (mine, other):
+            conflict = True
+            values[name] = other if favor == "theirs" else mine
+        else:
+            values[name] = other if mine == before else mine
+    before = None if base is None else base.mtime
+    if before in (ours.mtime, theirs.mtime):
+        values["mtime"] = theirs.mtime if ours.mtime == before else ours.mtime
+    else:
+        values["mtime"] = max(ours.mtime, theirs.mtime)
+    if conflict and favor is None:
+        return EntryMerge(ours, "metadata")
+    return EntryMerge(msgspec.structs.replace(ours, **values), "metadata" if conflict else None)
+
+
+def only_times_changed(base: TreeEntry, entry: TreeEntry) -> bool:
+    """Return True if only times changed. A deletion by the other side may then win."""
+    if not is_same_type(base, entry) or any(
+        getattr(base, f) != getattr(entry, f) for f in _MERGED_METADATA_FIELDS
+    ):
+        return False
+    return base.content == entry.content and base.rdev == entry.rdev
+
+
+def is_same_type(a: TreeEntry, b: TreeEntry) -> bool:
+    """Return True if both are files, both directories, and so on."""
+    return stat.S_IFMT(a.mode) == stat.S_IFMT(b.mode)
+
+
+def _choose_content_side(
+    base: TreeEntry | None, ours: TreeEntry, theirs: TreeEntry, favor: Favor | None
+) -> tuple[TreeEntry, ConflictKind | None]:
+    """Return the side whose content is used, and the conflict if both sides changed it."""
+    mine, other = (ours.data, ours.rdev), (theirs.data, theirs.rdev)
+    before = None if base is None else (base.data, base.rdev)
+    if other in (mine, before):
+        return ours, None
+    if mine == before:
+        return theirs, None
+    side = theirs if favor == "theirs" else ours
+    return side, "added" if base is None else "content"
+
+
+def _with_content(entry: TreeEntry, data: bytes, size: int) -> TreeEntry:
+    return msgspec.structs.replace(entry, data=data, size=size, holes=b"")
+
+
+# Three-way merge of hardlink groups.
+#
+# Names are one file if a side linked them, or if both sides left them linked.
+
+LinkGroup = frozenset[bytes]
+Pair = tuple[bytes, bytes]
+
+
+class _HardlinkSide:
+    """The hardlink groups of one image."""
+
+    def __init__(self, trees: Trees, image: Image | None) -> None:
+        self._trees = trees
+        self._root = None if image is None else image.root
+        links = b"" if image is None else image.links
+        self.groups = {frozenset(group) for group in read_hardlinks(trees.objects, links)}
+        self._group_by_path = {path: group for group in self.groups for path in group}
+
+    def is_linked(self, pair: Pair) -> bool | None:
+        """Return True if both names are one file. None if the image does not have both names."""
+        group = self._group_by_path.get(pair[0])
+        if group is not None and pair[1] in group:
+            return True
+        return False if self.entry(pair[0]) and self.entry(pair[1]) else None
+
+    def entry(self, path: bytes) -> TreeEntry | None:
+        return None if self._root is None else self._trees.resolve(self._root, path)
+
+
+def merge_links(
+    trees: Trees, base: Image | None, ours: Image, theirs: Image, root: TreeEntry
+) -> tuple[TreeEntry, bytes]:
+    """Return the merged `root`, made consistent with the groups, and the Oid of the groups.
+
+    The groups contain only names that exist. If one side linked a name to a file and the other side
+    changed that file, the name gets the changed content.
+    """
+    sides = [_HardlinkSide(trees, image) for image in (base, ours, theirs)]
+    if not any(side.groups for side in sides):
+        return root, b""
+    pairs = sorted(_linked_pairs(*sides))
+    found: dict[bytes, TreeEntry] = {}
+    for path in {path for pair in pairs for path in pair}:
+        entry = trees.resolve(root, path)
+        if entry is not None and not entry.is_dir:
+            found[path] = msgspec.structs.replace(entry, name=b"")
+    pairs = [pair for pair in pairs if pair[0] in found and pair[1] in found]
+    changes = _propagate_linked_changes(pairs, found, sides[0])
+    if changes:
+        root = trees.patch_paths(root, changes)
+    groups = _connected_groups(pairs, found)
+    oid = trees.objects.put(Kind.META, encode(groups)) if groups else b""
+    return root, oid
+
+
+def _linked_pairs(
+    base: _HardlinkSide, ours: _HardlinkSide, theirs: _HardlinkSide
+) -> Iterator[Pair]:
+    for group in base.groups | ours.groups | theirs.groups:
+        names = sorted(group)
+        if group in ours.groups and group in theirs.groups:
+            yield from pairwise(names)
+            continue
+        for pair in combinations(names, 2):
+            before, mine, other = base.is_linked(pair), ours.is_linked(pair), theirs.is_linked(pair)
+            if mine is None or (mine == before and other is not None):
+                mine = other
+            if mine:
+                yield pair
+
+
+def _propagate_linked_changes(
+    pairs: list[Pair], entries: dict[bytes, TreeEntry], base: _HardlinkSide
+) -> dict[bytes, TreeEntry | None]:
+    """Give unchanged names the value of a linked name that changed. Also updates `entries`."""
+    changes: dict[bytes, TreeEntry | None] = {}
+    old = {value for path in entries if (value := base.entry(path)) is not None}
+    olds = {msgspec.structs.replace(entry, name=b"") for entry in old}
+    # Two passes: a chain of pairs may list a name before the name that it follows.
+    for pair in pairs + pairs[::-1]:
+        for path, other in (pair, pair[::-1]):
+            if (
+                entries[path] != entries[other]
+                and entries[path] in olds
+                and entries[other] not in olds
+            ):
+                entries[path] = entries[other]
+                changes[path] = msgspec.structs.replace(
+                    entries[other], name=path.rpartition(b"/")[2]
+                )
+    return changes
+
+
+def _connected_groups(pairs: list[Pair], entries: Mapping[bytes, TreeEntry]) -> list[list[bytes]]:
+    """Return groups of connected names with equal entries. Each group and the list are sorted."""
+    group_of: dict[bytes, list[bytes]] = {}
+    for a, b in pairs:
+        if entries[a] != entries[b]:
+            continue
+        left, right = group_of.setdefault(a, [a]), group_of.setdefault(b, [b])
+        if left is not right:
+            left += right
+            for path in right:
+                group_of[path] = left
+    distinct = {id(group): group for group in group_of.values()}
+    return sorted(sorted(group) for group in distinct.values())
+
 
 T = TypeVar("T")
 

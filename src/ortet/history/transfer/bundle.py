@@ -13,12 +13,10 @@ import msgspec
 
 from ortet._util.failpoints import failpoint
 from ortet.errors import Conflict, Corrupt, Invalid, Refused, Unsupported
-from ortet.history.descend import walk_postorder
-from ortet.history.references import ERASABLE_KINDS
+from ortet.history.references import ERASABLE_KINDS, walk_postorder
 from ortet.history.refs import check_ref_name
-from ortet.history.transfer.bundle_file import MAGIC, BundleFile, build_header
+from ortet.history.transfer.bundle_file import MAGIC, BundleFile, PartialBundle, build_header
 from ortet.history.transfer.bundlelimits import BundleLimits
-from ortet.history.transfer.bundlepart import PartialBundle
 from ortet.ids import Oid, to_hex
 from ortet.objects import frame
 from ortet.objects.base import Kind, ObjectRef, ObjectStore, ReferenceParser

@@ -13,8 +13,7 @@ import msgspec
 from ortet._util.failpoints import failpoint
 from ortet.errors import Corrupt, Unsupported
 from ortet.history.commits import History
-from ortet.history.descend import walk_postorder
-from ortet.history.references import ERASABLE_KINDS, references
+from ortet.history.references import ERASABLE_KINDS, references, walk_postorder
 from ortet.history.transfer.bundle import Progress, check_replacement, get_checked, read_checked
 from ortet.ids import Oid
 from ortet.objects.base import Kind, ObjectRef, ObjectStore

@@ -22,7 +22,7 @@ from ortet.history.references import references
 from ortet.history.transfer import bundle
 from ortet.hub.governance.holds import check_hold
 from ortet.ids import Oid, from_hex
-from ortet.sessions.actions.asking import pending_approval_row
+from ortet.sessions.actions.approvals import pending_approval_row
 from ortet.sessions.table import ARCHIVED, PAUSED, SessionRow, check_move
 from ortet.sessions.writing.lease_handover import is_handover_owner
 from ortet.store.sweep_retry import run_with_sweep_retry

@@ -16,9 +16,8 @@ import msgspec
 from ortet._util.codec import decode, encode
 from ortet._util.failpoints import failpoint
 from ortet._util.validation import COUNT, require
-from ortet.backends.base import Lease, RowChange
-from ortet.errors import Invalid, NotFound
-from ortet.hub.care import sweep_store
+from ortet.backends.base import Catalog, EventRow, Lease, RowChange
+from ortet.errors import Invalid, NotFound, OrtetError
 from ortet.hub.governance.archive import rewrite_archive
 from ortet.hub.governance.holds import check_erasure_supported, check_hold
 from ortet.hub.governance.rewrite_objects import replace_objects, sealed_rows, shared_segments
@@ -31,16 +30,20 @@ from ortet.hub.governance.tombstones import (
     record_row,
     store_signer,
 )
+from ortet.hub.maintenance import sweep_store
 from ortet.ids import Oid
 from ortet.journal.conversation.compaction import compaction_data, compaction_of, message_events
 from ortet.journal.event_log import EventLog, TimelineSpan
-from ortet.journal.events import Draft, Event
+from ortet.journal.events import Draft, Event, EventBody
 from ortet.journal.segments import unseal
 from ortet.journal.state.reducers import SHAREABLE_KINDS
 from ortet.memory.working import clear_working_memory
+from ortet.objects.base import ObjectRef
+from ortet.objects.source import kind_of
 from ortet.sessions.actions.effects import EffectRow
 from ortet.sessions.environment.traces import rows_repeating_event
-from ortet.sessions.memory.documents import INDEXED_KINDS, words_of
+from ortet.sessions.history.participants import sealed_journal
+from ortet.sessions.memory.recall import INDEXED_KINDS, words_of
 from ortet.sessions.memory.shared_scopes import scope_rows
 from ortet.sessions.table import ARCHIVED, SessionRow
 from ortet.sessions.writing import state_cache
@@ -49,6 +52,52 @@ from ortet.sessions.writing.inbox import drop, pending_messages
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
     from ortet.sessions.manager import SessionManager
+
+
+# Objects that only events in the catalog refer to. A sweep must keep them.
+#
+# No commit contains these events yet.
+
+
+def unsealed_objects(sessions: SessionManager) -> Iterator[ObjectRef]:
+    """Yield the objects that uncommitted events of all sessions refer to."""
+    for row in sessions.table.all():
+        if row.status == ARCHIVED:  # all its events are sealed, and its branch may not exist
+            continue
+        try:
+            yield from _referenced_objects(sessions, row)
+        except NotFound:
+            if sessions.table.has(row.id):
+                raise
+
+
+def _referenced_objects(sessions: SessionManager, row: SessionRow) -> Iterator[ObjectRef]:
+    for event in _unsealed_rows(sessions, row):
+        if event.salt:  # an event without salt is erased
+            for oid, kind in decode(EventBody, event.body).refs:
+                yield ObjectRef(Oid(oid), kind_of(kind))
+
+
+def _unsealed_rows(sessions: SessionManager, row: SessionRow) -> Iterator[EventRow]:
+    hub = sessions.hub
+    head = hub.catalog.head(f"branch:{row.branch}")
+    try:
+        journal, _ = sealed_journal(sessions, row, head.oid if head else None)
+    # damaged commit, which `verify` reports; keep too many objects rather than too few
+    except OrtetError:
+        return _all_rows(hub.catalog, row.timeline)
+    if hub.catalog.last_seq(row.timeline) <= journal.seq:
+        return iter(())
+    line = EventLog(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline, base=journal)
+    return line.rows(journal.seq)
+
+
+def _all_rows(catalog: Catalog, timeline: str) -> Iterator[EventRow]:
+    after = 0
+    while page := catalog.events(timeline, after):
+        yield from page
+        after = page[-1].seq
+
 
 _AMOUNT_KINDS = frozenset({"spend", "budget"})
 """Event kinds that hold only amounts. They are kept when a session or user is erased."""

@@ -19,8 +19,8 @@ from ortet.history.records import (
     Memory,
     State,
 )
-from ortet.hub.care import gc_roots, load_reflog_expiry
 from ortet.hub.governance.tombstones import ErasedEvent, Tombstone
+from ortet.hub.maintenance import gc_roots, load_reflog_expiry
 from ortet.ids import Oid
 from ortet.journal.events import EventBody
 from ortet.journal.segments import iter_segments, unseal

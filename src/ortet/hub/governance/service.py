@@ -108,7 +108,7 @@ class Governance(ABC):
 
     def unsealed_objects(self) -> Iterator[ObjectRef]:
         """Yield objects that only events outside of commits refer to. A sweep keeps them."""
-        from ortet.hub.governance.unsealed import unsealed_objects
+        from ortet.hub.governance.erase import unsealed_objects
 
         return unsealed_objects(self._session_manager())
 

@@ -22,12 +22,12 @@ from ortet.journal.conversation.compaction import (
 from ortet.journal.events import Draft, Event, is_plain
 from ortet.journal.state.records import Message
 from ortet.sessions.conversation import message_data
-from ortet.sessions.history.rewinding import rewind_before_event
+from ortet.sessions.history.rewind import rewind_before_event
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.recollect import last_compaction
 from ortet.sessions.session import Session
-from ortet.sessions.writing import telling
-from ortet.sessions.writing.telling import EventInput, is_large, stored_data
+from ortet.sessions.writing import bulk_import
+from ortet.sessions.writing.bulk_import import EventInput, is_large, stored_data
 from ortet.store.sweep_retry import run_with_sweep_retry
 
 _COMMIT_INTERVAL_EVENTS = 256
@@ -143,7 +143,9 @@ def _commit_periodically(session: Session) -> None:
 
 def drafts_of(session: Session, messages: Sequence[dict[str, Any]]) -> list[Draft]:
     """Return the events of messages and store large contents. Call it inside `hub.writing()`."""
-    return telling.drafts_of(session.hub, [EventInput("message", _data(one)) for one in messages])
+    return bulk_import.drafts_of(
+        session.hub, [EventInput("message", _data(one)) for one in messages]
+    )
 
 
 def _data(message: dict[str, Any]) -> dict[str, Any]:

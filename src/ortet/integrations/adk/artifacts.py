@@ -13,12 +13,12 @@ from google.genai import types
 from ortet.errors import NotFound
 from ortet.hub.hub import Hub
 from ortet.integrations.adk.events import decode_field, encode_field, plain_state
-from ortet.integrations.adk.lending import adk_session_name, get_adk_session_pool, run_in_thread
+from ortet.integrations.adk.sessions import adk_session_name, get_adk_session_pool, run_in_thread
 from ortet.journal.state.records import Artifact
 from ortet.sessions.actions.artifacts import data_of as content_of
 from ortet.sessions.actions.artifacts import key_of, last_version
 from ortet.sessions.reader import SessionReader
-from ortet.sessions.writing.telling import EventInput, append_events, full_data
+from ortet.sessions.writing.bulk_import import EventInput, append_events, full_data
 
 TEXT, INLINE, LINK, DELETED = "text", "inline", "link", "deleted"
 """Artifact kinds, as `artifacts()` lists them."""

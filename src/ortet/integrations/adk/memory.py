@@ -26,14 +26,14 @@ from ortet.integrations.adk.events import (
     spoken_text,
     to_journal_event,
 )
-from ortet.integrations.adk.lending import adk_session_name, get_adk_session_pool, run_in_thread
+from ortet.integrations.adk.sessions import adk_session_name, get_adk_session_pool, run_in_thread
 from ortet.journal.events import Event
 from ortet.memory.records import EventSpan, TimelinePath
-from ortet.sessions.hits import RecallHit
 from ortet.sessions.memory import recall
 from ortet.sessions.reader import SessionReader
+from ortet.sessions.results import RecallHit
 from ortet.sessions.table import SessionRow
-from ortet.sessions.writing.telling import EventInput, append_events, full_data
+from ortet.sessions.writing.bulk_import import EventInput, append_events, full_data
 
 SESSION_ADDED = "adk.remembered"
 """Event kind: a session of this store, up to one of its events, was added to the user's memory."""

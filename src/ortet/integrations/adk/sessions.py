@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from google.adk.errors import StaleSessionError
@@ -17,28 +18,152 @@ from google.adk.sessions import Session as AdkSession
 from google.adk.sessions.base_session_service import GetSessionConfig, ListSessionsResponse
 
 from ortet.backends.base import RowChange
-from ortet.errors import NotFound
+from ortet.errors import Invalid, NotFound
 from ortet.hub.hub import Hub
 from ortet.ids import from_hex
+from ortet.integrations._shared.session_pool import AdapterSessionPool, require_hub, session_name
+from ortet.integrations._shared.whole import to_thread_shielded
 from ortet.integrations.adk import state as states
 from ortet.integrations.adk.events import (
     data_of,
+    decode_field,
     encode_field,
     event_of,
     plain_state,
     to_journal_event,
 )
-from ortet.integrations.adk.knowing import SESSION_EVENT, AdkSessionState, catch_up
-from ortet.integrations.adk.lending import (
-    adk_session_name,
-    close_session_pool,
-    get_adk_session_pool,
-    run_in_thread,
-    strip_session_id,
-)
+from ortet.integrations.adk.state import split_state
+from ortet.journal.events import Event
 from ortet.sessions.history.forking import fork_named_session
 from ortet.sessions.reader import SessionReader
-from ortet.sessions.writing.telling import EventInput, append_events, commit_if_many_events
+from ortet.sessions.writing.bulk_import import (
+    EventInput,
+    append_events,
+    commit_if_many_events,
+    full_data,
+)
+
+# The folded state of an ADK session: ids, state and last applied event.
+
+SESSION_EVENT = "adk.session"
+"""First event of an ADK session. A fork adds one with its own ids."""
+
+
+class AdkSessionState:
+    """The state of an ADK session as of event `seq` of a timeline."""
+
+    def __init__(self, timeline: str) -> None:
+        self.timeline = timeline
+        self.seq = 0
+        self.ids: tuple[str, str, str] = ("", "", "")
+        self.has_begun = False
+        self.updated = 0.0
+        self.marker = ""
+        self.last_event_id = ""
+        self.seq_by_event_id: dict[str, int] = {}
+        self.seqs: list[int] = []
+        self._state: dict[str, Any] = {}
+
+    def copy_state(self) -> dict[str, Any]:
+        """Return a copy of the session's own state, without prefixed keys."""
+        return copy.deepcopy(self._state)
+
+    def apply(self, hub: Hub, event: Event) -> None:
+        if event.kind == SESSION_EVENT and not event.erased:
+            data = full_data(hub, event)
+            self.ids, self.has_begun = (data["app"], data["user"], data["session"]), True
+            if "forked_from" not in data:
+                self._state = decode_field("state", data)
+                self.updated = data["time"]
+        else:
+            data_ = data_of(hub, event)
+            if data_ is None:
+                return
+            self._state.update(split_state(data_.get("actions", {}).get("state_delta", {})).session)
+            self.updated, self.last_event_id = data_["timestamp"], data_["id"]
+            self.seq_by_event_id[self.last_event_id] = event.seq
+            self.seqs.append(event.seq)
+        self.marker = f"{event.timeline}:{event.seq}"
+
+
+def catch_up(state: AdkSessionState | None, view: SessionReader) -> AdkSessionState:
+    """Apply new events, also of other processes.
+
+    Start again if the session changed its timeline.
+    """
+    if state is None or state.timeline != view.row.timeline:
+        state = AdkSessionState(view.row.timeline)
+    upto = view.state.core.events
+    if state.seq > upto:
+        state = AdkSessionState(view.row.timeline)
+    if state.seq < upto:
+        for event in view.events(state.seq, upto):
+            state.apply(view.hub, event)
+        state.seq = upto
+    return state
+
+
+# The session pool, session names and thread helper that the ADK services share.
+
+T = TypeVar("T")
+
+_POOLS_ATTRIBUTE = "lent_to_adk"
+_LEASE_TIMEOUT_SECONDS = 20.0
+"""Seconds to wait for another process. A late write is reported by ADK as a stale session."""
+
+
+def get_adk_session_pool(hub: Hub, agent: str) -> AdapterSessionPool:
+    """Return the session pool of this hub and agent.
+
+    All services of a hub share it: with separate pools they would have to request sessions from
+    each other.
+    """
+    shared: dict[str, AdapterSessionPool] = vars(require_hub(hub)).setdefault(_POOLS_ATTRIBUTE, {})
+    if agent not in shared:
+        shared[agent] = AdapterSessionPool(hub, agent=agent, lease_timeout=_LEASE_TIMEOUT_SECONDS)
+    return shared[agent]
+
+
+def close_session_pool(hub: Hub, pool: AdapterSessionPool) -> None:
+    """Close the pool for all services of a hub. A service made later gets a new pool."""
+    shared: dict[str, AdapterSessionPool] = vars(hub).get(_POOLS_ATTRIBUTE, {})
+    if shared.get(pool.agent) is pool:
+        del shared[pool.agent]
+    pool.close()
+
+
+def adk_session_name(app: str, user: str, *session: str) -> str:
+    """Return the session name of a conversation, or without `session`, of the user's own data."""
+    for what, id_ in zip(
+        ("app_name", "user_id", "session_id"), (app, user, *session), strict=False
+    ):
+        if not isinstance(id_, str) or not id_ or not _is_text(id_):
+            raise _bad_id(what, id_)
+    return session_name(app, user, *session)
+
+
+def strip_session_id(session_id: object) -> str:
+    """Strip the session id, as ADK's own services do."""
+    if not isinstance(session_id, str):
+        raise _bad_id("session_id", session_id)
+    return session_id.strip()
+
+
+def _bad_id(field: str, id_: object) -> Invalid:
+    return Invalid("bad_id", f"{field}={id_!r}: give some text")
+
+
+async def run_in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    return await to_thread_shielded(function, *args, **kwargs)
+
+
+def _is_text(id_: str) -> bool:
+    try:
+        id_.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
 
 _MAX_CACHED_SESSIONS = 256
 """Number of sessions whose folded state stays in memory."""

@@ -59,9 +59,9 @@ from ortet.sessions.history.rewind import commit_at
 from ortet.sessions.history.shared_directory import commit_directory_head, commit_with_files
 from ortet.sessions.memory.recall import session_event_log
 from ortet.sessions.session import Session
-from ortet.sessions.writing.telling import EventInput, append_events, commit_if_many_events
+from ortet.sessions.writing.bulk_import import EventInput, append_events, commit_if_many_events
 from ortet.store.sweep_retry import run_with_sweep_retry
-from ortet.workspaces.places import existing_directory
+from ortet.workspaces.table import existing_directory
 from ortet.workspaces.workspace import Workspace
 
 T = TypeVar("T")

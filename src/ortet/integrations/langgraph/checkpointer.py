@@ -27,7 +27,7 @@ from ortet.errors import Conflict, Invalid, NotFound
 from ortet.hub.hub import Hub
 from ortet.integrations._shared.session_pool import session_name
 from ortet.integrations._shared.whole import to_thread_shielded
-from ortet.integrations.langgraph.asked import check_text, parse_config, strip_id_marks, thread_of
+from ortet.integrations.langgraph.messages import is_text
 from ortet.integrations.langgraph.pending_writes import PendingWrite
 from ortet.integrations.langgraph.read import (
     build_checkpoint_tuple,
@@ -52,6 +52,42 @@ from ortet.integrations.langgraph.values.encode import ValueEncoder
 from ortet.integrations.langgraph.values.parts import PartNotLoaded
 from ortet.integrations.langgraph.write import copy_events, is_thread_event, values_of
 from ortet.sessions.session import Session
+
+# Parses LangGraph configurations: thread, namespace and checkpoint.
+#
+# This is a module of its own because reading and writing both parse configurations.
+
+
+def parse_config(config: RunnableConfig) -> tuple[str, str, str | None]:
+    """Return thread id, namespace and checkpoint id."""
+    conf = config["configurable"]
+    return thread_of(config), conf.get("checkpoint_ns") or "", conf.get("checkpoint_id") or None
+
+
+def thread_of(config: RunnableConfig) -> str:
+    found = config.get("configurable", {}).get("thread_id")
+    if found is None:
+        raise Invalid("no_thread", 'of which thread? give {"configurable": {"thread_id": …}}')
+    return str(found)
+
+
+def check_text(**texts: object) -> None:
+    """Raise Invalid, naming the argument, for text that the journal cannot encode."""
+    for key, value in texts.items():
+        if isinstance(value, str) and not is_text(value):
+            raise Invalid(
+                "bad_name", f"{key} {value!r} has half a character in it: give other text", key=key
+            )
+
+
+def strip_id_marks(value: Any) -> Any:
+    """Return the value with marked ids replaced by plain strings."""
+    if isinstance(value, HeadId | PastId):
+        return str(value)
+    return (
+        {key: strip_id_marks(one) for key, one in value.items()} if type(value) is dict else value
+    )
+
 
 _MAX_EMPTY_THREADS = 10_000
 _RUNS = "__pregel_runtime"

@@ -14,8 +14,7 @@ from ortet._util.codec import StoredRecord, checksum, decode, encode
 from ortet.backends.base import RowChange
 from ortet.errors import Corrupt
 from ortet.integrations.langgraph.thread import DROP, PUT, SENDS, WRITES, GraphThread
-from ortet.integrations.langgraph.values.heap import PartStore
-from ortet.integrations.langgraph.values.parts import PartNotLoaded, Tree
+from ortet.integrations.langgraph.values.parts import PartNotLoaded, PartStore, Tree
 from ortet.journal.event_log import EventLog
 from ortet.journal.events import Tip
 from ortet.sessions.environment.traces import DERIVED

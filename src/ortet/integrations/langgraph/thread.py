@@ -11,9 +11,8 @@ from typing import Any
 from langgraph.checkpoint.base import WRITES_IDX_MAP, writes_sort_key
 from langgraph.constants import START
 
-from ortet.integrations.langgraph.values.heap import PartStore
 from ortet.integrations.langgraph.values.message_refs import MessageRefs
-from ortet.integrations.langgraph.values.parts import Tree
+from ortet.integrations.langgraph.values.parts import PartStore, Tree
 from ortet.journal.conversation.superseded import SeqRange
 from ortet.journal.events import Event
 

@@ -32,7 +32,6 @@ except ImportError as _error:
         'the OpenAI Agents SDK is not installed: pip install "ortet[openai-agents]"',
     ) from _error
 
-from ortet.integrations.openai_agents.compacting import OrtetCompactingSession
-from ortet.integrations.openai_agents.session import OrtetSession
+from ortet.integrations.openai_agents.session import OrtetCompactingSession, OrtetSession
 
 __all__ = ["OrtetCompactingSession", "OrtetSession"]

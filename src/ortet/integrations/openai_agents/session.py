@@ -2,26 +2,96 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agents.memory.session_settings import SessionSettings
 
-from ortet._util.validation import POSITIVE_COUNT, check_text, optional, require
+from ortet._util.validation import CALLABLE, COUNT, POSITIVE_COUNT, check_text, optional, require
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.hub.hub import Hub
-from ortet.integrations._shared.messages import clear_context
+from ortet.integrations._shared.messages import clear_context, replace_messages_from
 from ortet.integrations._shared.session_pool import session_name
 from ortet.integrations.openai_agents.conversation import MAIN_BRANCH
 from ortet.integrations.openai_agents.item_cache import item_cache_for
-from ortet.integrations.openai_agents.items import is_user
-from ortet.integrations.openai_agents.replacing import CompactableConversation
+from ortet.integrations.openai_agents.items import Item, is_user, messages_of
+from ortet.integrations.openai_agents.turns import TurnTrackingConversation
+from ortet.journal.conversation.compaction import Summarise
 from ortet.sessions.history.forking import NamedForks, fork_named
 from ortet.sessions.history.rewind import commit_at
 from ortet.sessions.reader import SessionReader
+from ortet.sessions.recollect import last_compaction
 from ortet.sessions.session import Session
 from ortet.sessions.table import ARCHIVED, CLOSED
 from ortet.store.sweep_retry import run_with_sweep_retry
+
+if TYPE_CHECKING:
+    from agents import RunContextWrapper
+    from agents.memory.session import OpenAIResponsesCompactionArgs, _CompactionSnapshot
+
+
+# Replaces the last items of a conversation in one write, for the SDK's own compaction.
+#
+# The SDK asks OpenAI's service for the compacted items.
+
+SeqItem = tuple[int, Item]
+"""An item with the event of its message."""
+
+
+class CompactableConversation(TurnTrackingConversation):
+    """The part of OrtetSession that OpenAIResponsesCompactionSession uses if present."""
+
+    async def _get_compaction_snapshot(self, limit: int, **_: Any) -> _CompactionSnapshot | None:
+        """Return the latest items, with a function that replaces some of them.
+
+        The function replaces nothing and returns False if the conversation changed since. Return
+        None if a summary of ours is in context: the SDK then replaces everything.
+        """
+        from agents.memory.session import _CompactionSnapshot
+
+        require(POSITIVE_COUNT, limit=limit)
+        found = await self._worker.do(lambda: self._read(self._stored_items))
+        if found is None:
+            return None
+        timeline, placed = found
+        latest, complete = placed[-limit:], len(placed) <= limit
+
+        async def replace(start: int, output: list[Any]) -> bool:
+            expected = latest[start:]
+            whole = complete and start == 0
+
+            def write(session: Session) -> bool:
+                now = self._stored_items(session)
+                if not expected or now is None or now[0] != timeline:
+                    return False
+                if now[1][-len(expected) :] != expected or (whole and len(now[1]) != len(placed)):
+                    return False
+                return _replace_tail(session, now[1], len(expected), list(output), all_items=whole)
+
+            return bool(await self._worker.do(lambda: self._write(write)))
+
+        return _CompactionSnapshot([item for _, item in latest], complete, replace)  # type: ignore[misc]
+
+    def _stored_items(self, view: SessionReader) -> tuple[str, list[SeqItem]] | None:
+        past = last_compaction(view)
+        if past is not None and (past.summary or past.rules):
+            return None
+        placed = [(one.seq, one.item) for one in item_cache_for(view).stored_items(view)]
+        return view.event_log.timeline, placed
+
+
+def _replace_tail(
+    session: Session, stored: Sequence[SeqItem], count: int, output: list[Any], *, all_items: bool
+) -> bool:
+    if all_items:
+        return clear_context(session, messages_of(output))
+    at = len(stored) - count
+    seq = stored[at][0]
+    kept = [item for other, item in stored[:at] if other == seq]  # items of the same message
+    replace_messages_from(session, seq, messages_of([*kept, *output]))
+    return True
+
 
 _NOTE = "openai.branch"
 """The note of a fork with its branch id and its session."""
@@ -243,3 +313,67 @@ _NAME = POSITIVE_COUNT._replace(
     description="a name, as text",
     accepts=lambda value: isinstance(value, str) and bool(value.strip()),
 )
+
+
+# An OpenAI Agents session that compacts its context locally, without a service.
+
+
+class OrtetCompactingSession(OrtetSession):
+    """A session that compacts its context after a turn.
+
+    If more than `above` messages are in context, all but the last `keep_last` are replaced by a
+    summary. A tool call is never separated from its result. `s.dropped()` returns the dropped
+    messages.
+
+    To compact with OpenAI's service, wrap an OrtetSession in the SDK's
+    OpenAIResponsesCompactionSession instead.
+
+    Args:
+        session_id: the id of the conversation.
+        hub: the open store.
+        above: number of messages above which the context is compacted.
+        keep_last: number of messages that stay.
+        summarise: returns the summary of messages; by default an extract is made.
+        options: further options of OrtetSession.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        hub: Hub,
+        *,
+        above: int = 40,
+        keep_last: int = 20,
+        summarise: Summarise | None = None,
+        **options: Any,
+    ) -> None:
+        require(POSITIVE_COUNT, above=above)
+        require(COUNT, keep_last=keep_last)
+        optional(CALLABLE, summarise=summarise)
+        super().__init__(session_id, hub, **options)
+        self._max_messages, self._keep_last, self._summarise = above, keep_last, summarise
+
+    async def run_compaction(
+        self,
+        args: OpenAIResponsesCompactionArgs | None = None,
+        *,
+        wrapper: RunContextWrapper[Any] | None = None,
+    ) -> None:
+        """Compact the context; the Runner calls this after each turn.
+
+        `{"force": True}` compacts regardless of the number of messages.
+        """
+        del wrapper
+        force = bool(args and args.get("force"))
+        await self._worker.do(lambda: self._compact(force))
+
+    def _add(self, items: list[Any]) -> None:
+        super()._add(items)
+        if not self._open_calls:
+            # The SDK calls run_compaction only for responses that have an id from a service.
+            self._compact(force=False)
+
+    def _compact(self, force: bool) -> None:
+        with self._pool.writing(self._session_name(), create=False) as session:
+            if force or len(session.messages(last=self._max_messages + 1)) > self._max_messages:
+                session.compact(self._keep_last, self._summarise)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ortet._util.codec import to_json
-from ortet.integrations.transcripts.kinds import kind_of, valid_amounts
 from ortet.integrations.transcripts.line_tree import (
     NO_PARENT,
     ImportedLine,
@@ -18,7 +17,13 @@ from ortet.integrations.transcripts.line_tree import (
     parse_time_ns,
 )
 from ortet.integrations.transcripts.lines import TranscriptLine, decode_json
-from ortet.integrations.transcripts.tool_calls import ToolCallEffects, patched_files, relative
+from ortet.integrations.transcripts.tool_calls import (
+    ToolCallEffects,
+    kind_of,
+    patched_files,
+    relative,
+    valid_amounts,
+)
 from ortet.journal.events import Draft
 from ortet.sessions.actions.model_calls import amounts_of
 from ortet.sessions.writing.bulk_import import PastSpend

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ortet.errors import Invalid
-from ortet.journal.conversation.providers import to_chat_completions, to_content_parts
+from ortet.journal.conversation.provider_formats import to_chat_completions, to_content_parts
 from ortet.journal.conversation.superseded import SeqRange, is_superseded
 from ortet.journal.conversation.text import TokenCounter, check_tokens, clip, message_tokens
 from ortet.journal.conversation.tool_calls import group_messages, without_obsolete_results

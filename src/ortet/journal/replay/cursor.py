@@ -15,7 +15,7 @@ import msgspec
 from ortet import errors
 from ortet.errors import Diverged, OrtetError, RecordedFailure
 from ortet.journal.events import Event
-from ortet.journal.replay.likeness import equality_key, spend_counters
+from ortet.journal.replay.run_diff import equality_key, spend_counters
 from ortet.journal.state.reducers import EVENT_KINDS
 
 SKIPPED_KINDS = frozenset(

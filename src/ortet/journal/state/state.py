@@ -9,7 +9,7 @@ import msgspec
 
 from ortet._util.codec import StoredRecord, decode, encode
 from ortet.history.records import Fold
-from ortet.history.tree.maps import Maps
+from ortet.history.tree.tree import Maps
 from ortet.ids import Oid
 from ortet.journal.state.around import BrowserState, Collaboration, RateLimitWindow, ServiceToken
 from ortet.journal.state.records import (

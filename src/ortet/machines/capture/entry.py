@@ -13,7 +13,7 @@ from ortet._util.codec import encode
 from ortet.history.records import TreeEntry
 from ortet.machines.base import Loss
 from ortet.machines.capture.mmap_writers import flush_mapped_writes
-from ortet.machines.capture.seen import stat_record
+from ortet.machines.capture.stat_index import stat_record
 from ortet.objects.base import Kind, ObjectStore
 from ortet.objects.blobs import put_file
 

@@ -10,7 +10,7 @@ import msgspec
 
 from ortet.history.records import TreeEntry
 from ortet.machines.capture.entry import GONE_ERRNOS, UNREADABLE_ERRNOS
-from ortet.machines.capture.seen import DirectoryNode
+from ortet.machines.capture.stat_index import DirectoryNode
 
 
 class DirtyPaths(msgspec.Struct, frozen=True):

@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterator
 
 from ortet._util.codec import encode
-from ortet.machines.capture.seen import RACY, DirectoryNode
-from ortet.machines.capture.stat_index import StatIndex
+from ortet.machines.capture.stat_index import RACY, DirectoryNode, StatIndex
 from ortet.objects.base import Kind, ObjectStore
 
 Inode = tuple[int, ...]

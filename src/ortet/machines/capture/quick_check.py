@@ -7,16 +7,83 @@ meantime has another inode, and takes the slow path.
 
 from __future__ import annotations
 
+import marshal
 import os
+import threading
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import accumulate
+from typing import TypeVar, cast
 
-from ortet.machines.capture.halves import map_in_two_processes
 from ortet.machines.capture.hardlinks import join_path, walk_index
-from ortet.machines.capture.ignore_rules import IGNORE_FILE
-from ortet.machines.capture.seen import MAPPED, STAT, DirectoryNode, is_unchanged, marks_of
-from ortet.machines.capture.sieve import IgnoreFilter
-from ortet.machines.capture.stat_index import StatIndex
+from ortet.machines.capture.ignore_rules import IGNORE_FILE, IgnoreFilter
+from ortet.machines.capture.stat_index import (
+    MAPPED,
+    STAT,
+    DirectoryNode,
+    StatIndex,
+    is_unchanged,
+    marks_of,
+)
+
+# Runs many small jobs in two processes. Threads would wait for the interpreter lock.
+
+J = TypeVar("J")
+
+NameList = list[str]
+
+
+def map_in_two_processes(
+    work: Callable[[J], NameList], jobs: Sequence[J], *, cut: int
+) -> list[NameList]:
+    """Return `[work(job) for job in jobs]`, with the jobs from `cut` on done in a forked child.
+
+    Only for a process that belongs to Ortet alone. The child calls `work` and exits, without any
+    cleanup. If this process has other threads, nothing is forked. If the child fails, its half is
+    done here.
+    """
+    if not 0 < cut < len(jobs) or (os.cpu_count() or 1) < 2 or threading.active_count() > 1:
+        return [work(job) for job in jobs]
+    ours, theirs = os.pipe()
+    try:
+        child = os.fork()
+    except OSError:
+        os.close(ours)
+        os.close(theirs)
+        return [work(job) for job in jobs]
+    if not child:
+        os.close(ours)  # otherwise the child would wait for itself
+        _run_child(work, jobs[cut:], theirs)
+    os.close(theirs)
+    try:
+        first = [work(job) for job in jobs[:cut]]
+        rest = _read(ours, len(jobs) - cut)
+    finally:
+        os.close(ours)  # a child that still writes gets EPIPE and exits
+        os.waitpid(child, 0)
+    return first + ([work(job) for job in jobs[cut:]] if rest is None else rest)
+
+
+def _run_child(work: Callable[[J], NameList], jobs: Sequence[J], pipe: int) -> None:
+    """Do the child's half, write the result to the pipe, and exit."""
+    code = 1
+    with suppress(BaseException):
+        with open(pipe, "wb", closefd=False) as file:
+            marshal.dump([work(job) for job in jobs], file)
+        code = 0
+    os._exit(code)
+
+
+def _read(pipe: int, count: int) -> list[NameList] | None:
+    with open(pipe, "rb", closefd=False) as file:
+        data = file.read()
+    try:
+        found = marshal.loads(data)
+    except (EOFError, ValueError, TypeError):
+        return None
+    return cast(list[NameList], found) if len(found) == count else None
+
 
 NamesByDirectory = dict[bytes, set[bytes] | None]
 IndexedDirectory = tuple[bytes, DirectoryNode, list[str]]

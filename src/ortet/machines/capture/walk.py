@@ -32,13 +32,14 @@ from ortet.machines.capture.frames import (
     compare_names,
 )
 from ortet.machines.capture.hardlinks import Inode, MovedDirectories, join_path, linked_inodes_below
-from ortet.machines.capture.ignore_rules import IGNORE_FILE
+from ortet.machines.capture.ignore_rules import IGNORE_FILE, IgnoreFilter
 from ortet.machines.capture.mmap_writers import tracks_mmap_writes
 from ortet.machines.capture.reader import ReadJob, ReadOutcome, read_file_entry
-from ortet.machines.capture.seen import (
+from ortet.machines.capture.stat_index import (
     MAPPED,
     NOT_APPLIED,
     DirectoryNode,
+    StatIndex,
     StatRecord,
     is_dir,
     is_linked,
@@ -46,8 +47,6 @@ from ortet.machines.capture.seen import (
     keep_unapplied_metadata,
     marks_of,
 )
-from ortet.machines.capture.sieve import IgnoreFilter
-from ortet.machines.capture.stat_index import StatIndex
 from ortet.machines.dirfd import OPEN_DIR_FLAGS, DirFdCache
 from ortet.objects.base import ObjectStore
 

@@ -22,9 +22,11 @@ from ortet._util.validation import (
 from ortet.errors import Conflict, Invalid, OrtetError, Unavailable
 from ortet.machines.base import OutputCallback
 from ortet.machines.kernels.host import KernelLayer
-from ortet.machines.kernels.link import KernelGone, KernelLink, KernelReply
-from ortet.machines.kernels.ran import (
+from ortet.machines.kernels.link import (
     CellResult,
+    KernelGone,
+    KernelLink,
+    KernelReply,
     KernelVariable,
     parse_cell_result,
     parse_variables,

@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import stat
 import struct
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ortet.errors import NotFound, OrtetError
+from msgspec.structs import replace
+
+from ortet._util.codec import encode
+from ortet.errors import Conflict, NotFound, OrtetError, Unavailable, Unsupported
+from ortet.history.records import Image
 from ortet.ids import Oid
 from ortet.machines.control.client import InitClient
 from ortet.machines.kernels.host import (
@@ -24,10 +28,171 @@ from ortet.machines.kernels.host import (
     KernelProcess,
     ListKernelPids,
 )
+from ortet.machines.live.context import LiveEngineContext
+from ortet.machines.live.liveruns import LiveCommands
+from ortet.machines.overlay.ignored_files import add_ignored_layer
+from ortet.machines.overlay.layers import LayerStack
 from ortet.machines.standalone.process_tree import kill_run
+from ortet.objects.base import Kind
 
-if TYPE_CHECKING:
-    from ortet.machines.kernels.livebranches import LiveKernelLayers
+# Finds processes of a machine that use mounts other than the machine's own.
+#
+# They are kernel forks, or were started by one. CRIU finds files by the mounts of the machine, so
+# it
+# cannot dump such processes.
+
+_MOUNT_ID_FIELD = b"mnt_id:"
+
+
+def mount_ids_of(pid: int) -> set[int]:
+    """Return the ids of all mounts that a process sees; it must not be a kernel fork."""
+    with open(f"/proc/{pid}/mountinfo", "rb") as file:
+        return {int(line.split(None, 1)[0]) for line in file}
+
+
+def mount_id_at(path: str) -> int:
+    """Return the id of the mount that a path is on, or -1 if it cannot be opened."""
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    try:
+        return mount_id_of(fd)
+    finally:
+        os.close(fd)
+
+
+def mount_id_of(fd: int) -> int:
+    """Return the id of the mount that an open descriptor is on."""
+    return _read_mount_id(f"/proc/self/fdinfo/{fd}")
+
+
+def processes_rooted_at(root: int, exclude: Collection[int]) -> list[str]:
+    """Return the processes whose root directory is the open directory `root`."""
+    there = mount_id_of(root)
+    found = []
+    for name in os.listdir("/proc"):
+        if (
+            name.isdigit()
+            and int(name) not in exclude
+            and mount_id_at(f"/proc/{name}/root") == there
+        ):
+            with suppress(OSError), open(f"/proc/{name}/comm", encoding="utf-8") as file:
+                found.append(f"{file.read().strip()} (pid {name})")
+    return found
+
+
+def foreign_files(pid: int, init_pid: int) -> list[str]:
+    """Return files of other mounts that a process holds and cannot open again by name.
+
+    These are mapped files, such as libraries, and deleted files. The machine's own mounts are those
+    of its pid 1, `init_pid`.
+    """
+    known = mount_ids_of(init_pid)
+    return sorted({*_foreign_mapped_files(pid, known), *_foreign_deleted_files(pid, known)})
+
+
+def _foreign_mapped_files(pid: int, own_mounts: set[int]) -> Iterator[str]:
+    place = f"/proc/{pid}/map_files"
+    seen: set[str] = set()
+    for name in os.listdir(place):
+        with suppress(OSError):
+            path = os.readlink(f"{place}/{name}")
+            if path not in seen:
+                seen.add(path)
+                if mount_id_at(f"{place}/{name}") not in own_mounts | {-1} and not path.startswith(
+                    "/dev/"
+                ):
+                    yield path
+
+
+def _foreign_deleted_files(pid: int, own_mounts: set[int]) -> Iterator[str]:
+    place = f"/proc/{pid}/fd"
+    for name in os.listdir(place):
+        with suppress(OSError):
+            path, now = os.readlink(f"{place}/{name}"), os.stat(f"{place}/{name}")
+            kind = stat.S_ISREG(now.st_mode) or stat.S_ISDIR(now.st_mode)
+            gone = path.startswith("/") and now.st_nlink == 0
+            if kind and gone and _read_mount_id(f"/proc/{pid}/fdinfo/{name}") not in own_mounts:
+                yield path
+
+
+def _read_mount_id(path: str) -> int:
+    with open(path, "rb") as file:
+        return next((int(line.split()[1]) for line in file if line.startswith(_MOUNT_ID_FIELD)), -1)
+
+
+# File layers for kernel forks in a live machine.
+
+
+class LiveKernelLayers(LiveCommands):
+    """The part of a live machine that provides layers for kernel forks.
+
+    The machine's own mounts never change, because CRIU must find them as its processes hold them.
+    So the layers of a fork are written from the store, and the files of an adopted fork are written
+    back.
+    """
+
+    _context: LiveEngineContext
+
+    def snapshot_files(self) -> Oid:
+        return self._context.objects.put(Kind.IMAGE, encode(self._current_image()))
+
+    def capture_files(self, layer: KernelLayer | None = None) -> FilesSnapshot:
+        if layer is not None:
+            return super().capture_files(layer)
+        image = replace(self._current_image(), services=b"", processes=b"")
+        return self._context.objects.put(Kind.IMAGE, encode(image)), image
+
+    def adopt_layer(self, layer: KernelLayer, kernel_pids: Collection[int]) -> int:
+        del kernel_pids
+        image = self.capture_files(layer)[1]
+        current = self._current_image()
+        self._restore_files(current, replace(current, root=image.root, links=image.links), None)
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        return os.open(f"/proc/{self._live_process.pid}/root", flags)
+
+    def check_can_adopt(self, pid: int) -> None:
+        if left := foreign_files(pid, self._live_process.pid):
+            raise Conflict(
+                "files_stuck",
+                f"a fork that loaded {', '.join(left[:5])} cannot become part of this machine's "
+                "image: import it before you fork, or close what was deleted",
+                files=left,
+            )
+
+    # internals
+
+    def _frozen_layers(self, list_kernel_pids: ListKernelPids, image: Image) -> LayerStack:
+        del list_kernel_pids
+        stack = self._layout.stack
+        if stack.image == replace(image, system=None) and not self._layout.ignoring:
+            return stack
+        stack = self._context.layer_store.ensure_stack(image, stack)[0]
+        return add_ignored_layer(self._context, stack, self._ignored_files())[0]
+
+    def _other_users(
+        self, kernel_pids: Collection[int], layer: KernelLayer | None = None
+    ) -> list[str]:
+        return [] if layer is None else processes_rooted_at(layer.root, kernel_pids)
+
+    def _mount_layer(self, stack: LayerStack, upper: str, work: str) -> tuple[int, int]:
+        ground = self._context
+        plan = {
+            "place": self.workspace_path,
+            "root": "",
+            "held": ground.mount_sources(self._home),
+            "steps": [{"do": "hold", "at": str(ground.layer_store.area / "hold"), "host": True}],
+            "workspace": ground.mount_options(stack, upper, work),
+        }
+        try:
+            return ground.supervisor.clone_mounts(self._live_process.pid, plan)
+        except Unsupported as error:
+            raise Unavailable(
+                "mount_refused",
+                f"the kernel refused layers for a fork ({error}); the machine is as it was",
+            ) from error
+
 
 _START_TIMEOUT_SECONDS = 30.0  # until a new interpreter listens
 _POLL_SECONDS = 0.005

@@ -20,8 +20,7 @@ from ortet.ids import Oid
 from ortet.machines.base import Loss, Machine, MachineSpec, Report
 from ortet.machines.control.jobs import JobInfo
 from ortet.machines.kernels.host import KernelHost
-from ortet.machines.kernels.live_host import LiveKernelHost
-from ortet.machines.kernels.livebranches import LiveKernelLayers
+from ortet.machines.kernels.live_host import LiveKernelHost, LiveKernelLayers
 from ortet.machines.live import process
 from ortet.machines.live.cgroups import MachineCgroup
 from ortet.machines.live.context import IMAGES_PREFIX, Dump, LiveEngineContext
@@ -29,20 +28,18 @@ from ortet.machines.live.criu import preflight
 from ortet.machines.live.criu.dump import CriuDumper
 from ortet.machines.live.criu.external_connections import close_external_connections
 from ortet.machines.live.criu.rpc import CriuWorker
-from ortet.machines.live.criu.spares import SpareCriu
-from ortet.machines.live.errands import BackgroundTask
+from ortet.machines.live.criu.worker_pool import SpareCriu
 from ortet.machines.live.host_compat import require_same_workspace_path
 from ortet.machines.live.images.save import SavedImages, save_images
 from ortet.machines.live.liveruns import HOSTNAME_LENGTH
 from ortet.machines.live.network.port_forward import PortForwards
 from ortet.machines.live.network.slirp import prepare_network
 from ortet.machines.live.open_files import OpenFilesCapture
-from ortet.machines.live.prefork import PreforkedMachines, StartForks
+from ortet.machines.live.prefork import BackgroundTask, PreforkedMachines, StartForks
 from ortet.machines.live.process import LiveMachineProcess
 from ortet.machines.live.temp_dirs import TempDirs, restore_temp_dirs
 from ortet.machines.overlay.home import LayerLayout, MachineHome
-from ortet.machines.overlay.ignored_files import IgnoredFiles
-from ortet.machines.overlay.ignoredlayers import add_ignored_layer, link_ignored_files
+from ortet.machines.overlay.ignored_files import IgnoredFiles, add_ignored_layer, link_ignored_files
 from ortet.machines.overlay.layers import LayerStack
 from ortet.machines.overlay.machine import ForkCallback, add_losses
 from ortet.machines.services import (

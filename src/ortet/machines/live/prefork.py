@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from threading import Thread
 from typing import NamedTuple, Protocol
 
 from ortet.errors import Conflict, OrtetError
@@ -13,6 +14,29 @@ from ortet.machines.base import Loss, Machine, MachineSpec
 from ortet.machines.live.context import Dump, LiveEngineContext
 from ortet.machines.overlay.home import LayerLayout
 from ortet.machines.overlay.pending_machines import PendingMachines
+
+# Runs one background task at a time in a daemon thread.
+#
+# It is a module of its own because the live machine uses it for several unrelated tasks.
+
+
+class BackgroundTask:
+    """Runs tasks one after the other, each in a thread; `start` waits for the task before it."""
+
+    def __init__(self) -> None:
+        self._thread: Thread | None = None
+
+    def start(self, task: Callable[[], object]) -> None:
+        """Wait for the task before it, then run this one in a thread."""
+        self.wait()
+        self._thread = Thread(target=task, name="ortet-errand", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the running task has ended."""
+        running, self._thread = self._thread, None
+        if running is not None:
+            running.join()
 
 
 class StartForks(Protocol):

@@ -18,8 +18,12 @@ from ortet.machines.command import environ_without_vault_key
 from ortet.machines.control.connection import machine_gone
 from ortet.machines.live.cgroups import CgroupFactory
 from ortet.machines.live.criu.rpc import CriuWorker
-from ortet.machines.live.criu.spares import SpareCriu, SpareCriuPool, read_mountinfo
-from ortet.machines.live.criu.worker_pool import ReservedCgroups
+from ortet.machines.live.criu.worker_pool import (
+    ReservedCgroups,
+    SpareCriu,
+    SpareCriuPool,
+    read_mountinfo,
+)
 from ortet.machines.standalone import ipc
 
 READY = b"\n"

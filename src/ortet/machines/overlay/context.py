@@ -15,8 +15,7 @@ from ortet.history.records import Image, Layer, System
 from ortet.history.tree.tree import Trees
 from ortet.ids import Clock
 from ortet.machines.base import Loss, MachineSpec
-from ortet.machines.capture.ctimes import ctime_granularity_ns
-from ortet.machines.capture.stat_index import NEVER_RACY
+from ortet.machines.capture.stat_index import NEVER_RACY, ctime_granularity_ns
 from ortet.machines.overlay.home import LayerLayout, MachineHome
 from ortet.machines.overlay.layers import LayerStack, LayerStore
 from ortet.machines.overlay.mount_plan import (

@@ -16,8 +16,7 @@ from ortet.history.records import System
 from ortet.history.tree.tree import Trees
 from ortet.machines.base import Loss
 from ortet.machines.dirfd import open_directory, remove_tree
-from ortet.machines.overlay.delta import hardlinked_items, write_layer
-from ortet.machines.overlay.layers import LayerStack, LayerStore
+from ortet.machines.overlay.layers import LayerStack, LayerStore, hardlinked_items, write_layer
 from ortet.machines.overlay.system_diff import layer_directory_name
 from ortet.objects.base import ObjectStore
 

@@ -18,7 +18,7 @@ from ortet.machines.overlay.home import LayerLayout
 from ortet.machines.overlay.mount_plan import HostOverlay
 from ortet.machines.overlay.system_diff import SystemUpperScanner
 from ortet.machines.overlay.upper.scanner import MappedFiles, UpperScanner
-from ortet.machines.restore.materialise import hardlink_groups
+from ortet.machines.restore.checkout import hardlink_groups
 from ortet.objects.base import Kind
 
 CROWDED_NAMES = 1000

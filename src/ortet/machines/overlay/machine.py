@@ -16,12 +16,10 @@ from ortet.history.records import Image, System
 from ortet.ids import Oid
 from ortet.machines.base import Loss, Machine, MachineSpec, Report
 from ortet.machines.overlay.context import EngineContext
-from ortet.machines.overlay.delta import count_changes
 from ortet.machines.overlay.home import LayerLayout, MachineHome, layer_name
-from ortet.machines.overlay.ignored_files import IgnoredFiles
-from ortet.machines.overlay.ignoredlayers import add_ignored_layer
+from ortet.machines.overlay.ignored_files import IgnoredFiles, add_ignored_layer
 from ortet.machines.overlay.image import OverlaySnapshotter
-from ortet.machines.overlay.layers import MAX_STACK_DEPTH, LayerStack
+from ortet.machines.overlay.layers import MAX_STACK_DEPTH, LayerStack, count_changes
 from ortet.machines.overlay.mount_plan import MachinePath
 from ortet.machines.overlay.restore import count_written_and_removed, restore_through_overlay
 from ortet.machines.overlay.supervisor_client import MachineProcess

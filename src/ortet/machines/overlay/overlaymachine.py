@@ -36,7 +36,7 @@ from ortet.machines.folder import relative_cwd
 from ortet.machines.kernels.overlay_host import OverlayKernelHost
 from ortet.machines.overlay.background_init import start_init
 from ortet.machines.overlay.home import LayerLayout
-from ortet.machines.overlay.ignoredlayers import add_ignored_layer
+from ortet.machines.overlay.ignored_files import add_ignored_layer
 from ortet.machines.overlay.machine import add_losses
 from ortet.machines.overlay.supervisor_client import spawn_in_machine
 from ortet.machines.services import put_services, service_losses, unsaved_process_losses

@@ -18,9 +18,8 @@ from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
 from ortet.machines.base import Loss
 from ortet.machines.capture.entry import read_xattrs
-from ortet.machines.live.network import resolver
-from ortet.machines.overlay.delta import whiteout_entry, write_layer
-from ortet.machines.overlay.layers import LayerStore
+from ortet.machines.live.network import slirp
+from ortet.machines.overlay.layers import LayerStore, whiteout_entry, write_layer
 from ortet.machines.overlay.mount_plan import EPHEMERAL_DIRS, HostOverlay, is_within
 from ortet.machines.overlay.upper.entry import UpperEntryReader
 from ortet.machines.overlay.upper.inotify import UpperWatch
@@ -101,7 +100,7 @@ class SystemEntryReader(UpperEntryReader):
         """Return True if a file equals that of the host, or was put there by Ortet."""
         host = self.host_path(path)
         here = b"/proc/self/fd/%d/%s" % (fd, raw)
-        if host == resolver.RESOLV_CONF.encode() and resolver.is_ours(here):
+        if host == slirp.RESOLV_CONF.encode() and slirp.is_ours(here):
             return True
         try:
             its = os.lstat(host)

@@ -28,7 +28,7 @@ from ortet.machines.capture.stat_index import (
 from ortet.machines.dirfd import DirFdCache
 from ortet.machines.restore.plan import PathChange, join_path
 from ortet.machines.restore.steps import changed_error
-from ortet.objects.scratch import DryRunObjectStore
+from ortet.objects.base import DryRunObjectStore
 
 
 class SwapCheck(NamedTuple):

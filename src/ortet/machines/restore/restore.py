@@ -25,10 +25,8 @@ from ortet.machines.dirfd import (
     remove_tree,
     translate_os_error,
 )
-from ortet.machines.restore.checkout import clear_acls, is_overlay, mount_key
+from ortet.machines.restore.checkout import clear_acls, hardlink_groups, is_overlay, mount_key
 from ortet.machines.restore.conflict_check import ChangeGuard
-from ortet.machines.restore.journal import RestoreBegin, RestoreJournal, RestoreLog
-from ortet.machines.restore.materialise import hardlink_groups
 from ortet.machines.restore.plan import (
     HardlinkGroups,
     ImageFiles,
@@ -42,6 +40,9 @@ from ortet.machines.restore.steps import (
     DropStep,
     KeepStep,
     PlaceStep,
+    RestoreBegin,
+    RestoreJournal,
+    RestoreLog,
     RestoreStep,
     apply_steps,
     metadata_step,

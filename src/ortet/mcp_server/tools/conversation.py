@@ -10,9 +10,8 @@ from msgspec import Meta
 
 from ortet.cli import output
 from ortet.cli.session_args import event_line
-from ortet.mcp_server.answers import cut_middle, join_lines
 from ortet.mcp_server.context import McpContext
-from ortet.mcp_server.tool import ADDS, READS, SETS, ToolResult, tool
+from ortet.mcp_server.tool import ADDS, READS, SETS, ToolResult, cut_middle, join_lines, tool
 from ortet.mcp_server.tools.workspace import Why
 
 if TYPE_CHECKING:

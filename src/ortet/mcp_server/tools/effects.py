@@ -13,9 +13,17 @@ from ortet._util.structs import thread_safe_struct
 from ortet.cli import output
 from ortet.cli.session_args import match_id, unsettled_effects
 from ortet.errors import Invalid, Refused
-from ortet.mcp_server.answers import Deed, effect_of, join_lines, limit_lines
 from ortet.mcp_server.context import McpContext
-from ortet.mcp_server.tool import ADDS, READS, ToolResult, tool
+from ortet.mcp_server.tool import (
+    ADDS,
+    READS,
+    Deed,
+    ToolResult,
+    effect_of,
+    join_lines,
+    limit_lines,
+    tool,
+)
 from ortet.mcp_server.tools.workspace import Why
 
 MAX_CONTENT_BYTES = 1 << 20

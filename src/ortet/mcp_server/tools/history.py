@@ -7,19 +7,21 @@ from typing import Annotated
 from msgspec import Meta
 
 from ortet.cli import output
-from ortet.mcp_server.answers import (
+from ortet.mcp_server.context import McpContext
+from ortet.mcp_server.tool import (
     MAX_CHANGES,
+    READS,
     Change,
     CommitItem,
+    ToolResult,
     change_of,
     changed_files,
     commit_of,
     cut_middle,
     join_lines,
     limit_lines,
+    tool,
 )
-from ortet.mcp_server.context import McpContext
-from ortet.mcp_server.tool import READS, ToolResult, tool
 
 _MAX_PATCH_CHARACTERS = 8_000
 """Maximum length of the patch of one file."""

@@ -11,9 +11,17 @@ from ortet._util.structs import thread_safe_struct
 from ortet.cli import output
 from ortet.cli.commands.facts import find_fact
 from ortet.cli.times import parse_time
-from ortet.mcp_server.answers import join_lines, limit_lines
 from ortet.mcp_server.context import McpContext
-from ortet.mcp_server.tool import ADDS, CONFIRMED, READS, Confirmation, ToolResult, tool
+from ortet.mcp_server.tool import (
+    ADDS,
+    CONFIRMED,
+    READS,
+    Confirmation,
+    ToolResult,
+    join_lines,
+    limit_lines,
+    tool,
+)
 from ortet.mcp_server.tools.conversation import RecordedToolResult
 from ortet.mcp_server.tools.navigation import Confirm
 from ortet.mcp_server.tools.workspace import Why

@@ -12,20 +12,24 @@ from msgspec import Meta
 from ortet.cli import output
 from ortet.errors import NotFound
 from ortet.ids import Oid, from_hex
-from ortet.mcp_server.answers import (
+from ortet.mcp_server.context import McpContext
+from ortet.mcp_server.tool import (
+    CONFIRMED,
+    MOVES,
     Change,
     CommitItem,
+    Confirmation,
     Deed,
     LossItem,
+    ToolResult,
     changes_of,
     commit_of,
     effect_of,
     join_lines,
     limit_lines,
     losses_of,
+    tool,
 )
-from ortet.mcp_server.context import McpContext
-from ortet.mcp_server.tool import CONFIRMED, MOVES, Confirmation, ToolResult, tool
 from ortet.mcp_server.tools.history import Ref
 
 if TYPE_CHECKING:

@@ -11,10 +11,16 @@ from msgspec import Meta
 from ortet.cli import output
 from ortet.cli.session_args import unsettled_effects
 from ortet.ids import from_hex
-from ortet.mcp_server.answers import (
+from ortet.mcp_server.context import McpContext
+from ortet.mcp_server.tool import (
+    ADDS,
+    READS,
+    RUNS,
     Change,
     CommitItem,
     LossItem,
+    ProgressReport,
+    ToolResult,
     changed_files,
     changes_of,
     commit_of,
@@ -22,9 +28,8 @@ from ortet.mcp_server.answers import (
     join_lines,
     limit_lines,
     losses_of,
+    tool,
 )
-from ortet.mcp_server.context import McpContext
-from ortet.mcp_server.tool import ADDS, READS, RUNS, ProgressReport, ToolResult, tool
 
 _MAX_OUTPUT_CHARACTERS = 16_000
 """Maximum length of each output stream in an answer. The middle is left out."""

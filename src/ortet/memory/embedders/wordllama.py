@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortet.memory.embedders.base import require_package
-from ortet.memory.embedders.tensors import read_tensors
+from ortet.memory.embedders.minilm import read_tensors
 
 _MODEL = "l2_supercat"
 _MAX_TEXT_CHARS = 20_000

@@ -13,9 +13,8 @@ import apsw
 from blake3 import blake3
 
 from ortet.memory.base import IndexPage, IndexState
-from ortet.memory.lexical.index_file import IndexFile, IndexLost, index_lost
+from ortet.memory.lexical.index_file import IndexFile, IndexLost, SharedIndexFile, index_lost
 from ortet.memory.lexical.reader import IDS_PER_LINE, LINES_PER_TIMELINE, SqliteIndexReader
-from ortet.memory.lexical.sharedfile import SharedIndexFile
 from ortet.memory.lexical.tokenizer import Tokenizer
 from ortet.memory.records import TIERS, FactEnd, MemoryDocument
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from ortet.memory.base import IndexReader, WordIndex
-from ortet.memory.lexical.candidates import QueryTerms, SearchEffort, choose_terms, find_candidates
+from ortet.memory.lexical.postings import QueryTerms, SearchEffort, choose_terms, find_candidates
 from ortet.memory.lexical.reader import DocumentRow, FactEndRow, tier_of
 from ortet.memory.lexical.scoring import (
     NeighbourWindow,

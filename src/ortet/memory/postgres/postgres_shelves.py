@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ortet.memory.base import SemanticIndex, WordIndex
     from ortet.memory.embedders.base import Embedder
     from ortet.memory.postgres.index import MemoryDatabase
-    from ortet.memory.postgres.postgres_vectors import PostgresVectorStore
+    from ortet.memory.postgres.vectors import PostgresVectorStore
 
 
 class PostgresIndexFactory:
@@ -29,7 +29,7 @@ class PostgresIndexFactory:
         return PostgresWordIndex(self._database)
 
     def vector_store(self, embedder: str) -> PostgresVectorStore:
-        from ortet.memory.postgres.postgres_vectors import PostgresVectorStore
+        from ortet.memory.postgres.vectors import PostgresVectorStore
 
         return PostgresVectorStore(self._database, embedder)
 

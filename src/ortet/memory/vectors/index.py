@@ -24,11 +24,9 @@ from ortet.memory.lexical.index import IndexLost, text_hash
 from ortet.memory.lexical.index_file import index_lost
 from ortet.memory.lexical.search import SemanticMatches
 from ortet.memory.records import EventSpan, Tier
-from ortet.memory.vectors.backlog import EmbeddingBacklog, WantedText
-from ortet.memory.vectors.coarse import QuantisedVectors, quantise
-from ortet.memory.vectors.matrix import VectorMatrix, nearest_documents
+from ortet.memory.vectors.matrix import QuantisedVectors, VectorMatrix, nearest_documents, quantise
 from ortet.memory.vectors.store import SqliteVectorStore
-from ortet.memory.vectors.worker import EmbeddingWorker
+from ortet.memory.vectors.worker import EmbeddingBacklog, EmbeddingWorker, WantedText
 
 if TYPE_CHECKING:
     from ortet.memory.library import ReadDocuments

@@ -2,19 +2,180 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from threading import Thread
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from ortet.errors import Unavailable
+from ortet._util.deadlines import lock_timeout
+from ortet.config.open_shared_store import is_shared
+from ortet.errors import Unavailable, Unsupported
+from ortet.hub.hub import Hub
 from ortet.server.context import AppContext
 from ortet.server.errors import JSON
 from ortet.server.observability import metrics
-from ortet.server.observability.parts import HealthCheck, run_checks, wait_for_checks
+from ortet.server.observability.logs import ServerLog
+
+# Health checks of the services that a server needs: disk, database and bucket.
+#
+# Each check runs in at most one thread, however many probes ask. A probe has a time limit, because
+# load balancers ask every few seconds.
+
+CHECK_TIMEOUT_SECONDS = 2.0
+"""Time after which a check without an answer counts as failed. Half of it if not vital."""
+_LOCK_TIMEOUT_SECONDS = 1.5
+"""Lock timeout within a check.
+
+It is shorter than the check's, so that the error is still reported.
+"""
+_RESULT_TTL_SECONDS = 0.5
+"""Time for which a good result is reused, because anybody may ask."""
+
+HealthProbe = Callable[[], None]
+"""A function that raises an exception if the service is not healthy."""
+
+
+class HealthCheck:
+    """The health check of one service. Used from one event loop.
+
+    A probe that hangs keeps running, and no second one is started. The server is not ready while a
+    `vital` check fails.
+    """
+
+    def __init__(
+        self, name: str, probe: HealthProbe, log: ServerLog, *, vital: bool = True
+    ) -> None:
+        self.name = name
+        self.vital = vital
+        self._probe = probe
+        self._log = log
+        self._started_at = 0.0
+        self._running: asyncio.Future[None] | None = None
+        self._problem = ""
+        self._healthy_at: float | None = None  # time of the last good result
+        self._last_logged = ""
+
+    @property
+    def running(self) -> asyncio.Future[None] | None:
+        """The future of the running check, or None."""
+        return self._running
+
+    async def problem(self) -> str:
+        """Return the problem of the service, or "". Concurrent callers share one check."""
+        if (
+            self._healthy_at is not None
+            and time.monotonic() - self._healthy_at < _RESULT_TTL_SECONDS
+        ):
+            return ""
+        looking = self._running or self._start()
+        limit = CHECK_TIMEOUT_SECONDS if self.vital else CHECK_TIMEOUT_SECONDS / 2
+        left = self._started_at + limit - time.monotonic()
+        await asyncio.wait([looking], timeout=max(0.0, left))
+        if not looking.done():
+            return (
+                f"its {self.name} has not answered for {time.monotonic() - self._started_at:.0f} s"
+            )
+        return self._problem
+
+    def _start(self) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        begun, looking = time.monotonic(), loop.create_future()
+        name = f"ortet-look-{self.name}"
+        Thread(target=self._run, args=(loop,), name=name, daemon=True).start()
+        self._started_at, self._running = begun, looking  # the thread will complete it
+        return looking
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the probe in its own thread: all request threads may wait for this service."""
+        wrong = ""
+        try:
+            with lock_timeout(_LOCK_TIMEOUT_SECONDS):
+                self._probe()
+        except _Unhealthy as error:
+            wrong = str(error)
+        except Exception as error:
+            self._log_once(error)
+            wrong = f"its {self.name} cannot be used"
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(self._on_finished, time.monotonic(), wrong)
+
+    def _log_once(self, error: Exception) -> None:
+        """Log an error once until it changes or the service recovers."""
+        if str(error) != self._last_logged:
+            self._last_logged = str(error)
+            self._log.log_exception("not ready", error)
+
+    def _on_finished(self, when: float, problem: str) -> None:
+        looking, self._running = self._running, None
+        self._problem, self._healthy_at = problem, None if problem else when
+        self._last_logged = self._last_logged if problem else ""
+        if looking is not None and not looking.done():
+            looking.set_result(None)
+
+
+class _Unhealthy(Exception):
+    """A problem whose message tells callers nothing about this host."""
+
+
+def store_health_checks(hub: Hub, min_free_bytes: int, log: ServerLog) -> list[HealthCheck]:
+    """Return the checks of a store. Its disk must have `min_free_bytes` free."""
+    shared = is_shared(hub.url)
+    rows = "database" if shared else "store"
+    found = [
+        HealthCheck("disk", partial(_check_disk_space, str(hub.root), min_free_bytes), log),
+        HealthCheck(rows, partial(_check_catalog_writable, hub, rows), log),
+    ]
+    if shared:  # journals and cached objects need no bucket
+        look = partial(hub.bucket.check_reachable, _LOCK_TIMEOUT_SECONDS)
+        found.append(HealthCheck("bucket", look, log, vital=False))
+    return found
+
+
+def _check_disk_space(root: str, min_free_bytes: int) -> None:
+    space = os.statvfs(root)
+    if space.f_bavail * space.f_frsize < min_free_bytes:
+        raise _Unhealthy("its disk is full")
+
+
+def _check_catalog_writable(hub: Hub, name: str) -> None:
+    try:
+        hub.catalog.check_format()
+        # The value never changes; the check is that the row can be written.
+        hub.catalog.put_row("serve", "ready", b"")
+    except Unsupported as error:
+        if error.kind != "newer_format":
+            raise
+        words = f"its {name} was changed by a newer Ortet, and this server must be upgraded"
+        raise _Unhealthy(words) from error
+
+
+async def run_checks(checks: Sequence[HealthCheck]) -> list[str]:
+    """Return the names of the services that are not healthy.
+
+    Raises:
+        Unavailable: `not_ready`, if a vital check failed.
+    """
+    told = await asyncio.gather(*(part.problem() for part in checks))
+    wrong = [(part, words) for part, words in zip(checks, told, strict=True) if words]
+    names = [part.name for part, _ in wrong]
+    if any(part.vital for part, _ in wrong):
+        words = ", ".join(words for _, words in wrong)
+        raise Unavailable("not_ready", f"{words}: ask another server, or try again", parts=names)
+    return names
+
+
+async def wait_for_checks(checks: Sequence[HealthCheck]) -> None:
+    """Wait for running checks, before the services that they use are closed."""
+    if looking := [part.running for part in checks if part.running is not None]:
+        await asyncio.wait(looking, timeout=CHECK_TIMEOUT_SECONDS)
 
 
 class Health:

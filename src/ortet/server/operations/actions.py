@@ -13,7 +13,7 @@ from ortet.journal.state.records import Approval, Effect
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.memory import Id
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, paginate
+from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import (
     CreatedId,
     EventInfo,
@@ -22,7 +22,7 @@ from ortet.server.schemas import (
     recorded_event_info,
 )
 from ortet.sessions.actions.actions import KeyScope, Replay
-from ortet.sessions.actions.asking import pending_approvals
+from ortet.sessions.actions.approvals import pending_approvals
 from ortet.sessions.actions.effects import Intent
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.recollect import unsettled_of

@@ -9,7 +9,7 @@ import msgspec
 from ortet.errors import Invalid
 from ortet.journal.state.records import Artifact
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, paginate
+from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import OperationRequest
 from ortet.sessions.actions.artifacts import Lineage, Orphans
 from ortet.sessions.reader import SessionReader

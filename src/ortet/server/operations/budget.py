@@ -12,7 +12,7 @@ from ortet.journal.events import Event
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
 from ortet.server.operations.sessions import Amount
-from ortet.server.paging import Page, Paged, paginate
+from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import (
     EventInfo,
     Number,

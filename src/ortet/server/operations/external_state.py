@@ -12,7 +12,7 @@ from ortet.journal.reports.progress import ProgressLog
 from ortet.journal.state.around import BROWSER, Collaboration, RateLimitWindow, ServiceToken
 from ortet.server.operations.memory import Id
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, paginate
+from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import EventInfo, OperationRequest, Ref, recorded_event_info
 from ortet.sessions.environment import handover as handovers
 from ortet.sessions.reader import SessionReader

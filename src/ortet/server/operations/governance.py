@@ -17,7 +17,7 @@ from ortet.hub.hub import Hub
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
 from ortet.server.operations.sessions import Agent
-from ortet.server.paging import Page, Paged, paginate
+from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import (
     Number,
     OperationRequest,

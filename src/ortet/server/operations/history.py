@@ -16,7 +16,7 @@ from ortet.ids import Oid, to_hex
 from ortet.journal.state.records import Decision, Episode, Fact
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, decode_cursor, encode_cursor
+from ortet.server.pagination import Page, Paged, decode_cursor, encode_cursor
 from ortet.server.schemas import ChangeInfo, OperationRequest, Ref, change_of
 from ortet.sessions.history.compare import (
     CommitComparison,

@@ -15,7 +15,7 @@ from ortet.machines.control.jobs import Job, JobInfo, ProcessInfo
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.machine import Command, Env
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, paginate
+from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import Number, OperationRequest
 from ortet.server.session_pool.machine_access import ask_job, ask_machine
 from ortet.server.session_pool.pool import SessionPool

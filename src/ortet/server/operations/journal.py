@@ -12,7 +12,14 @@ from ortet.journal.conversation.compaction import Compaction
 from ortet.journal.events import Event
 from ortet.journal.state.records import Message, Question
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, cursor_number, decode_cursor, encode_cursor, paginate
+from ortet.server.pagination import (
+    Page,
+    Paged,
+    cursor_number,
+    decode_cursor,
+    encode_cursor,
+    paginate,
+)
 from ortet.server.schemas import (
     CreatedId,
     EventInfo,

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 import msgspec
 
 from ortet.errors import NotFound
-from ortet.machines.kernels.ran import CellResult, KernelVariable
+from ortet.machines.kernels.link import CellResult, KernelVariable
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.machine import Env, Seconds
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, paginate
+from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import OperationRequest
 from ortet.server.session_pool.machine_access import find_open_session
 from ortet.server.session_pool.pool import SessionPool

@@ -13,7 +13,7 @@ from ortet.machines.base import Network, Result
 from ortet.machines.limits import MachineLimits
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, paginate
+from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import NonEmptyText, OperationRequest
 from ortet.server.session_pool.machine_access import ask_machine, find_open_session
 from ortet.server.session_pool.pool import SessionPool

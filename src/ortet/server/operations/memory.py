@@ -11,7 +11,7 @@ from ortet.journal.state.merge import Contradiction
 from ortet.journal.state.records import Fact
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, paginate
+from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import (
     NonEmptyText,
     Number,

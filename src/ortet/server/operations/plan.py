@@ -11,7 +11,7 @@ from ortet.journal.reports.briefing import Briefing
 from ortet.journal.state.records import Decision
 from ortet.memory.working import WorkingMemory
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, paginate
+from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import CreatedId, NonEmptyText, Number, OperationRequest
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session

@@ -14,7 +14,7 @@ from ortet.server.auth.tokens import Caller
 from ortet.server.operations.memory import MemoryScope, Share
 from ortet.server.operations.registry import operation
 from ortet.server.operations.sessions import Agent
-from ortet.server.paging import Page, Paged, paginate
+from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import (
     OperationRequest,
     When,
@@ -23,9 +23,9 @@ from ortet.server.schemas import (
     parse_time,
     visible_session,
 )
-from ortet.sessions.hits import RecallHit, RecallResult
 from ortet.sessions.memory.consolidate import ConsolidationReport
 from ortet.sessions.reader import SessionReader
+from ortet.sessions.results import RecallHit, RecallResult
 from ortet.sessions.session import Session
 
 

@@ -13,7 +13,7 @@ from ortet.hub.hub import Hub
 from ortet.ids import Oid, to_hex
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, paginate
+from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import OperationRequest, Ref
 from ortet.sessions.reader import SessionReader
 from ortet.workspaces import branches

@@ -23,7 +23,7 @@ from ortet.server.operations.sessions import (
     info_of,
     session_summary,
 )
-from ortet.server.paging import Page, Paged, paginate
+from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import (
     EventInfo,
     NonEmptyText,

@@ -8,7 +8,7 @@ import msgspec
 
 from ortet.hub.hub import Hub
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, paginate
+from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import OperationRequest
 
 SecretName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]

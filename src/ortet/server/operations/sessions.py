@@ -14,8 +14,7 @@ from ortet.hub.hub import Hub
 from ortet.server.auth.host_access import check_move_access
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
-from ortet.server.pagination import Sort, sort_sessions
-from ortet.server.paging import Page, Paged
+from ortet.server.pagination import Page, Paged, Sort, sort_sessions
 from ortet.server.schemas import (
     OperationRequest,
     Why,

@@ -11,7 +11,7 @@ from ortet.history.commits import CommitInfo
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.machine import Command, Seconds
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, paginate
+from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import Number, OperationRequest, Ref
 from ortet.server.session_pool.pool import SessionPool
 from ortet.sessions.history.swarm_results import drop_fork

@@ -34,14 +34,15 @@ from ortet.server.transfers.bundles import (
 from ortet.server.transfers.commit_files import FileList, ReadFile, list_files, read_file
 from ortet.server.transfers.exports import MEDIA as LINES
 from ortet.server.transfers.exports import ExportSession, ReadJournal, export_session, read_journal
-from ortet.server.transfers.present import (
+from ortet.server.transfers.workspace_files import (
     GetFile,
+    Placed,
+    Present,
     PutFile,
     get_present,
     list_present,
     put_present,
 )
-from ortet.server.transfers.workspace_files import Placed, Present
 
 BINARY_MEDIA, JSON = "application/octet-stream", "application/json"
 StreamingHandler = Callable[[Streams, Request, Any], Awaitable[Response]]

@@ -29,7 +29,7 @@ from ortet.sessions.environment.probe import probe_environment
 from ortet.sessions.environment.rooted import ProbeTarget
 from ortet.sessions.environment.variables import SessionVariables
 from ortet.sessions.history.cross_host_files import commit_before_release
-from ortet.sessions.history.host import OpenSessionParticipant
+from ortet.sessions.history.participants import OpenSessionParticipant
 from ortet.sessions.profiles import Profile
 from ortet.store.lease import HeldLease
 from ortet.workspaces.table import FilesMode

@@ -12,7 +12,7 @@ from ortet.errors import Conflict, Invalid
 from ortet.history.records import State
 from ortet.ids import Oid, from_hex
 from ortet.journal.events import Draft, Tip
-from ortet.sessions.actions.asking import inherited_approval_rows
+from ortet.sessions.actions.approvals import inherited_approval_rows
 from ortet.sessions.history.participants import load_fork_point, load_fresh_fork, start_of
 from ortet.sessions.profiles import Profile, find_profile
 from ortet.sessions.reader import SessionReader

@@ -24,7 +24,7 @@ from ortet.sessions.environment.external_state import surviving_collaborations
 from ortet.sessions.environment.tracker import EnvironmentMixin
 from ortet.sessions.history.commit import BranchWriter
 from ortet.sessions.history.lapsed import effects_since_commit, unavailable_secrets
-from ortet.sessions.memory.believing import publish
+from ortet.sessions.memory.facts import publish
 from ortet.sessions.results import (
     ALL_PARTS,
     MACHINE_PARTS,

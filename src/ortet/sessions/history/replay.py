@@ -6,12 +6,16 @@ With `replay="live"`, the session becomes an ordinary one at the first step that
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ortet._util.codec import to_json
+from ortet._util.structs import thread_safe_struct
 from ortet.backends.base import RowChange
 from ortet.errors import Diverged, Refused
 from ortet.journal.environment import EMPTY_ENVIRONMENT, Environment
@@ -34,7 +38,6 @@ from ortet.sessions.actions.budget import Budget
 from ortet.sessions.actions.budget_math import Amounts, BudgetLimits
 from ortet.sessions.actions.effects import EffectLog, outcome_of
 from ortet.sessions.environment.environments import recorded_environments
-from ortet.sessions.history.played import write_report
 from ortet.sessions.history.rewind import commit_at
 from ortet.sessions.history.whatif import whatif
 from ortet.sessions.results import ALL_PARTS, RestoreResult
@@ -43,13 +46,53 @@ from ortet.sessions.table import ACTIVE, SessionRow
 from ortet.sessions.writing.event_writer import EventWriter
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ortet.history.commits import CommitInfo
     from ortet.ids import Oid
     from ortet.objects.store import Durability
-    from ortet.sessions.hits import RecallHit
+    from ortet.sessions.results import RecallHit
     from ortet.workspaces.workspace import Workspace
+
+
+# The report of a replay, written to a file for the process that asked for it.
+#
+# It is a module of its own because the command line reads what the replaying process writes.
+
+
+class ReplayReport(msgspec.Struct, frozen=True):
+    """How far a replay came.
+
+    All events up to `upto` were replayed. `expected` is the next recorded event, and `got` is what
+    the program did instead. Both are None if the program did all that was recorded. `waits` is the
+    approval (id, what) for which the recorded session waited at the end.
+    """
+
+    upto: int
+    expected: dict[str, Any] | None = None
+    got: dict[str, Any] | None = None
+    waits: dict[str, str] | None = None
+
+
+def write_report(
+    report: Path, cursor: ReplayCursor, diverged: Diverged | None, waits: dict[str, str] | None
+) -> None:
+    """Write the report atomically."""
+    expected = cursor.expected
+    then = None
+    if expected is not None:
+        then = {"seq": expected.seq, "kind": expected.kind, "data": expected.data}
+    got = diverged.details["got"] if diverged is not None else None
+    part = report.with_name(f"{report.name}.{os.getpid()}")
+    part.write_text(to_json(ReplayReport(cursor.seq, then, got, waits)), encoding="utf-8")
+    os.replace(part, report)
+
+
+def read(report: Path) -> ReplayReport | None:
+    """Return the report, or None if none was written."""
+    try:
+        return msgspec.json.decode(report.read_bytes(), type=thread_safe_struct(ReplayReport))
+    except FileNotFoundError:
+        return None
+
 
 _RERUN = ("pure", "idempotent")
 

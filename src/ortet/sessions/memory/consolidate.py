@@ -21,10 +21,10 @@ from ortet.journal.events import Draft, Event
 from ortet.journal.state.records import Episode, Fact
 from ortet.journal.state.reducers import message_of
 from ortet.journal.state.state import SessionState
-from ortet.memory.extraction.extracting import Extracted, Extractor, SpokenTurn
-from ortet.memory.extraction.likeness import NearDuplicateIndex
-from ortet.sessions.memory.believing import facts_of, scopes_of
+from ortet.memory.extraction.contradictions import NearDuplicateIndex
+from ortet.memory.extraction.facts import Extracted, Extractor, SpokenTurn
 from ortet.sessions.memory.episodes import turns_of
+from ortet.sessions.memory.facts import facts_of, scopes_of
 from ortet.sessions.memory.recall import session_event_log
 from ortet.sessions.memory.shared_scopes import AGENT, name_of, users_of
 

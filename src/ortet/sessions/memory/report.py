@@ -16,7 +16,7 @@ from ortet.journal.events import Event
 from ortet.journal.state.records import Decision, Episode, Fact, SourceEventRef
 from ortet.journal.state.state import SessionState
 from ortet.sessions.history.merge import journal_of
-from ortet.sessions.memory.believing import episodes_of, facts_of
+from ortet.sessions.memory.facts import episodes_of, facts_of
 
 if TYPE_CHECKING:
     from ortet.sessions.manager import SessionManager

@@ -24,7 +24,7 @@ from ortet.journal.state.around import external_state_events
 from ortet.journal.state.merge import fact_data as told_of
 from ortet.journal.state.records import Artifact, Effect
 from ortet.objects.base import Kind
-from ortet.sessions.actions.asking import pending_approval_row
+from ortet.sessions.actions.approvals import pending_approval_row
 from ortet.sessions.actions.effects import EffectRow, carried_effect_rows, effect_rows
 from ortet.sessions.recollect import last_compaction, system_messages, unsettled_of
 from ortet.sessions.starting import InitialContent

@@ -15,8 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ortet.server.described import JSON, Json
-from ortet.server.openapi import build_document
+from ortet.server.openapi import JSON, Json, build_document
 from ortet.web.request import html, theme_of
 
 _MAX_SAMPLE_DEPTH = 4

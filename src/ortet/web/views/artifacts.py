@@ -21,8 +21,7 @@ from ortet.journal.state.records import Artifact
 from ortet.objects.blobs import read_range
 from ortet.sessions.actions.artifacts import content_of, find, guess_media
 from ortet.sessions.reader import SessionReader
-from ortet.web.asking import parse_query, session_frame
-from ortet.web.request import PageRequest
+from ortet.web.request import PageRequest, parse_query, session_frame
 
 PreviewKind = Literal["text", "json", "table", "image", "none"]
 

@@ -16,7 +16,7 @@ from ortet.sessions.history.compare import CommitExplanation, explain_commit
 from ortet.sessions.history.participants import load_event_log
 from ortet.sessions.table import SessionRow
 from ortet.web.request import PageRequest
-from ortet.web.views.seals import journal_at, passes_through
+from ortet.web.views.replay import journal_at, passes_through
 
 _MAX_REASONS, _MAX_FILES = 300, 500
 

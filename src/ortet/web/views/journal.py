@@ -17,8 +17,7 @@ from ortet.hub.governance.audit import audit_line
 from ortet.journal.events import Event
 from ortet.server.schemas import Number
 from ortet.sessions.reader import SessionReader
-from ortet.web.asking import parse_query, session_frame
-from ortet.web.request import PageRequest
+from ortet.web.request import PageRequest, parse_query, session_frame
 from ortet.web.templates import amount
 
 EVENTS_PER_PAGE = 60

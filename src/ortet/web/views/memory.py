@@ -14,10 +14,9 @@ from ortet.journal.state.records import Episode, Fact
 from ortet.memory.records import Scores
 from ortet.server.auth.tokens import Caller
 from ortet.server.schemas import parse_time
-from ortet.sessions.hits import RecallHit
 from ortet.sessions.reader import SessionReader
-from ortet.web.asking import parse_query, session_frame
-from ortet.web.request import PageRequest
+from ortet.sessions.results import RecallHit
+from ortet.web.request import PageRequest, parse_query, session_frame
 
 _MAX_LISTED = 200
 _RECALL_LIMIT = 30

@@ -17,16 +17,13 @@ from ortet.cli import output
 from ortet.errors import OrtetError
 from ortet.hub.hub import Hub
 from ortet.server.auth.tokens import Caller
-from ortet.server.pagination import Sort, sort_sessions
-from ortet.server.paging import Cursor
+from ortet.server.pagination import Cursor, Sort, sort_sessions
 from ortet.server.schemas import visible_sessions
 from ortet.sessions.actions.budget import levels
-from ortet.sessions.activity import last_active
 from ortet.sessions.memory import recall
 from ortet.sessions.reader import SessionReader
-from ortet.sessions.table import SessionRow
-from ortet.web.asking import parse_query
-from ortet.web.request import PageRequest
+from ortet.sessions.table import SessionRow, last_active
+from ortet.web.request import PageRequest, parse_query
 
 STATUSES = ("open", "active", "paused", "closed", "archived")
 SESSIONS_PER_PAGE = 50

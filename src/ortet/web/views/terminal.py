@@ -11,8 +11,7 @@ from starlette.responses import Response
 from ortet.errors import OrtetError
 from ortet.server.middleware.requests import PAGE_POLICY
 from ortet.sessions.reader import SessionReader
-from ortet.web.asking import session_frame
-from ortet.web.request import PageRequest
+from ortet.web.request import PageRequest, session_frame
 
 XTERM = ("vendor/xterm.js", "vendor/xterm.css")
 

@@ -6,28 +6,214 @@ A commit never changes, so it is read once. The graph is built again when a head
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
+from heapq import heapify, heappop, heappush
 from threading import Lock
 from typing import Any, NamedTuple
 
 import msgspec
 
+from ortet.cli.output import safe
+from ortet.errors import OrtetError
 from ortet.hub.hub import Hub
 from ortet.ids import Oid, to_hex
 from ortet.server.auth.tokens import Caller
 from ortet.server.schemas import visible_sessions
 from ortet.server.session_pool.pool import SessionPool
+from ortet.sessions.swarm_api import SwarmResult as Swarm
 from ortet.sessions.table import SessionRow
-from ortet.web.views.lanes import lay_out
-from ortet.web.views.notes import (
-    CommitNode,
-    ancestors,
-    newest_commits,
-    read_graph,
-    topological_order,
-)
-from ortet.web.views.swarms import Swarm, swarms_of
+
+# Lane layout of the commit graph: a branch keeps its lane down to where it began.
+#
+# `history.graph_layout` saves columns for a terminal; here each lane is a line that can be
+# followed.
+
+
+class LanePosition(NamedTuple):
+    """The position of one commit.
+
+    `to` are the lanes of its parents. `joins` are other lanes that end here, because they lead to
+    this commit.
+    """
+
+    lane: int
+    to: list[int]
+    joins: list[int]
+
+
+def lay_out(
+    commits: Iterable[tuple[str, Sequence[str]]], trunk: Sequence[str] = ()
+) -> Iterator[LanePosition]:
+    """Yield the position of each commit.
+
+    Args:
+        commits: (oid, parents) pairs, children before parents.
+        trunk: Commits that get the leftmost lanes, in order. Their first parents stay in the same
+            lane.
+    """
+    waiting: dict[str, list[int]] = {oid: [lane] for lane, oid in enumerate(dict.fromkeys(trunk))}
+    free: list[int] = []
+    size = len(waiting)
+    for oid, parents in commits:
+        lanes = sorted(waiting.pop(oid, ()))
+        if lanes:
+            lane, joins = lanes[0], lanes[1:]
+        else:
+            lane, size = (heappop(free), size) if free else (size, size + 1)
+            joins = []
+        for gone in joins:
+            heappush(free, gone)
+        to: list[int] = []
+        for n, parent in enumerate(dict.fromkeys(parents)):
+            known = waiting.setdefault(parent, [])
+            if n == 0:
+                at = lane
+                known.append(at)
+            elif known:
+                at = min(known)
+            else:
+                at, size = (heappop(free), size) if free else (size, size + 1)
+                known.append(at)
+            to.append(at)
+        if not to:
+            heappush(free, lane)
+        yield LanePosition(lane, to, joins)
+
+
+# Reads commits for the timeline graph, and sorts them.
+
+_MAX_TITLE_CHARACTERS, _MAX_BODY_CHARACTERS = 200, 300
+"""Maximum lengths of the first line of a message and of the rest."""
+
+
+class CommitNode(NamedTuple):
+    """The fields of a commit that the graph needs."""
+
+    parents: tuple[Oid, ...]
+    title: str
+    rest: str
+    ms: int
+    author: str
+
+
+def read_graph(
+    hub: Hub, cache: dict[Oid, CommitNode], tips: Iterable[Oid]
+) -> dict[Oid, CommitNode]:
+    """Return all ancestors of `tips` that still exist. Reflogs may name commits that are gone."""
+    found: dict[Oid, CommitNode] = {}
+    todo = list(tips)
+    while todo:
+        oid = todo.pop()
+        if oid in found:
+            continue
+        note = cached_node(hub, cache, oid)
+        if note is not None:
+            found[oid] = note
+            todo += note.parents
+    return found
+
+
+def newest_commits(
+    hub: Hub, cache: dict[Oid, CommitNode], heads: Iterable[Oid], count: int
+) -> tuple[list[Oid], dict[Oid, CommitNode]] | None:
+    """Return the newest `count` commits by time, or None if that is not a topological order."""
+    found: dict[Oid, CommitNode] = {}
+    ready: list[tuple[int, Oid]] = []
+
+    def add(oids: Iterable[Oid]) -> None:
+        for oid in oids:
+            note = None if oid in found else cached_node(hub, cache, oid)
+            if note is not None:
+                found[oid] = note
+                heappush(ready, (-note.ms, oid))
+
+    add(heads)
+    order: list[Oid] = []
+    while ready and len(order) < count:
+        ms, oid = heappop(ready)
+        if order and -ms >= found[order[-1]].ms:
+            return None
+        order.append(oid)
+        add(found[oid].parents)
+    return order, found
+
+
+def cached_node(hub: Hub, cache: dict[Oid, CommitNode], oid: Oid) -> CommitNode | None:
+    """Return a commit from the cache or the store, or None if it is gone."""
+    note = cache.get(oid)
+    if note is None:
+        try:
+            note = cache[oid] = _read_node(hub, oid)
+        except OrtetError:
+            return None
+    return note
+
+
+def _read_node(hub: Hub, oid: Oid) -> CommitNode:
+    commit = hub.history.read(oid)
+    first, _, rest = commit.message.strip().partition("\n")
+    return CommitNode(
+        parents=tuple(map(Oid, commit.parents)),
+        title=safe(first[:_MAX_TITLE_CHARACTERS]),
+        rest=safe(" ".join(rest[: 2 * _MAX_BODY_CHARACTERS].split())[:_MAX_BODY_CHARACTERS]),
+        ms=commit.time // 1_000_000,
+        author=safe(commit.author[:_MAX_TITLE_CHARACTERS]),
+    )
+
+
+def ancestors(graph: dict[Oid, CommitNode], heads: Iterable[Oid]) -> Iterator[Oid]:
+    """Yield `heads` and all their ancestors."""
+    stack = list(heads)
+    seen = set(stack)
+    while stack:
+        oid = stack.pop()
+        yield oid
+        for parent in graph[oid].parents if oid in graph else ():
+            if parent not in seen:
+                seen.add(parent)
+                stack.append(parent)
+
+
+def topological_order(graph: dict[Oid, CommitNode]) -> Iterator[Oid]:
+    """Yield commits newest first, children before parents."""
+    children = dict.fromkeys(graph, 0)
+    for note in graph.values():
+        for parent in note.parents:
+            if parent in children:
+                children[parent] += 1
+    ready = [(-graph[oid].ms, oid) for oid, count in children.items() if not count]
+    heapify(ready)
+    while ready:
+        oid = heappop(ready)[1]
+        yield oid
+        for parent in graph[oid].parents:
+            if parent in children:
+                children[parent] -= 1
+                if not children[parent]:
+                    heappush(ready, (-graph[parent].ms, parent))
+
+
+# Reads the swarms of a session for the pages.swarm`.
+
+__all__ = ["Swarm", "swarms_of"]
+
+
+def swarms_of(hub: Hub, row: SessionRow) -> list[Swarm]:
+    """Return the swarms of a session without loading its state.
+
+    A family may have hundreds of sessions.
+    """
+    from ortet.swarm import records
+
+    found = sorted(records.list_swarms(hub.catalog, row.id), key=lambda one: one.made)
+    return [
+        records.swarm_result(
+            one, records.SwarmRecords(hub.catalog, row.id, one.id).attempts(), row.name
+        )
+        for one in found
+    ]
+
 
 _MAX_CACHED_COMMITS = 100_000
 """Maximum number of cached commits, about 40 MB. Beyond that the cache is cleared."""

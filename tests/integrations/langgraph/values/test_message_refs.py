@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
-from ortet.integrations.langgraph.values.heap import FIRST_VALUE_NUMBER, PartStore
 from ortet.integrations.langgraph.values.message_refs import MessageRefs, MessagesOutOfOrder
-from ortet.integrations.langgraph.values.parts import ValuePart, ranges_of
+from ortet.integrations.langgraph.values.parts import (
+    FIRST_VALUE_NUMBER,
+    PartStore,
+    ValuePart,
+    ranges_of,
+)
 
 
 def message(number: int, at: int, *, first: int | None = None) -> ValuePart:

@@ -6,16 +6,77 @@ last event.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from ortet._util.codec import Hasher, StoredRecord, decode, encode
 from ortet.backends.base import RowChange
 from ortet.errors import Invalid
 from ortet.ids import to_hex
-from ortet.journal.events import Event, check_plain
+from ortet.journal.events import MAX_BODY_BYTES, Draft, Event, check_plain
+
+# Caches values of items in memory, up to a size limit.
+#
+# This is a module of its own because both the journal and the view estimate sizes with it.
+
+Values = dict[int, dict[str, Any]]
+"""Values by the number of the event that has them."""
+
+_MAX_CACHE_BYTES = 32 << 20
+"""Estimated number of bytes to cache."""
+_BYTES_PER_FIELD = 200
+"""Estimated overhead of a field."""
+
+
+class ItemValueCache:
+    """Recently written or read values of one timeline.
+
+    The value of an event never changes. The cache is emptied when the epoch changes, because values
+    may have been erased.
+    """
+
+    def __init__(self) -> None:
+        self._values: Values = {}
+        self._key: tuple[str, tuple[int, int]] | None = None
+        self._used = 0
+
+    def values_for(self, timeline: str, epoch: tuple[int, int]) -> Values:
+        if self._key != (timeline, epoch):
+            self._key, self._values, self._used = (timeline, epoch), {}, 0
+        return self._values
+
+    def keep(self, values: Values, seq: int, value: dict[str, Any]) -> None:
+        """Add a value to the dict that `values_for` returned.
+
+        If the epoch changed since then, that dict is no longer used and the value is not found.
+        """
+        self._used += size_of(value)
+        if self._used > _MAX_CACHE_BYTES:
+            values.clear()
+            self._used = 0
+        values[seq] = value
+
+
+def size_of(value: Any) -> int:
+    """Estimate the memory that a value takes, including its word counts."""
+    if isinstance(value, str):
+        return _BYTES_PER_FIELD + 4 * len(value)
+    inner: Iterable[Any] = ()
+    if isinstance(value, dict):
+        inner = value.values()
+    elif isinstance(value, list):
+        inner = value
+    return _BYTES_PER_FIELD + sum(map(size_of, inner))
+
+
+def copy_value(value: Any) -> Any:
+    """Return a copy that the caller may change."""
+    return msgspec.to_builtins(value)
+
 
 ITEM, PART, VECTORS, EXPIRED = (
     "langgraph.item",
@@ -230,3 +291,104 @@ def _find_invalid_field(value: Any, path: str = "", depth: int = 0) -> tuple[str
         return "", ""
     found = (_find_invalid_field(item, name, depth + 1) for name, item in inner)
     return next((one for one in found if one[0]), ("", ""))
+
+
+# Builds the events that a put or delete of items writes.
+
+_MAX_VALUE_BYTES = MAX_BODY_BYTES // 2
+"""Largest value, in bytes, that one event holds."""
+_PIECE_CHARS = 200_000
+"""Characters in each part of a longer value."""
+
+
+class ItemChange(msgspec.Struct, frozen=True):
+    """An item to put, or to delete if `value` is None.
+
+    `ttl` is in minutes, 0 for none. `vectors` are 32-bit floats as bytes, each with the path of its
+    text.
+    """
+
+    id: ItemId
+    value: dict[str, Any] | None
+    ttl: float = 0.0
+    vectors: Sequence[tuple[str, bytes]] = ()
+
+
+def drafts_of(
+    changes: Sequence[ItemChange],
+    find_entry: Callable[[ItemId], ItemEntry | None],
+    read_value: Callable[[ItemEntry], dict[str, Any] | None],
+    *,
+    now: int,
+    author: str,
+) -> list[Draft]:
+    """Return the events for these changes.
+
+    `find_entry` returns the present entry of an item; `read_value` returns the value of an entry.
+    """
+    drafts: list[Draft] = []
+    for change in changes:
+        before = find_entry(change.id)
+        if change.value is None:
+            if before is not None:
+                drafts.append(Draft(ITEM, {**_id_fields(change.id), "gone": True}, author))
+            continue
+        if before is not None and before.is_expired(now):
+            before = None
+        old = None if before is None else read_value(before)
+        told = _put(change, change.value, before, old, now=now)
+        drafts += (Draft(kind, data, author) for kind, data in told)
+    return drafts
+
+
+def _put(
+    change: ItemChange,
+    value: dict[str, Any],
+    before: ItemEntry | None,
+    old: dict[str, Any] | None,
+    *,
+    now: int,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    data: dict[str, Any] = _id_fields(change.id)
+    pieces: list[str] = []
+    body = encode(value)
+    if before is not None:
+        data["since"] = before.born
+    if before is not None and old is not None and encode(old) == body:
+        # Compare encoded values: in Python True == 1.
+        data["same"] = before.said
+    elif len(body) <= _MAX_VALUE_BYTES:
+        data["value"] = value
+    else:
+        text = msgspec.json.encode(value).decode()
+        pieces = [text[n : n + _PIECE_CHARS] for n in range(0, len(text), _PIECE_CHARS)]
+        data["parts"] = len(pieces)
+    if change.ttl:
+        data["ttl"], data["expires"] = change.ttl, now + int(change.ttl * 60e9)
+    groups = list(_grouped(change.vectors))
+    if groups:
+        data["vectors"] = len(groups)
+    yield ITEM, data
+    yield from ((PART, {"text": text}) for text in pieces)
+    yield from ((VECTORS, {"vectors": group}) for group in groups)
+
+
+def _id_fields(id_: ItemId) -> dict[str, Any]:
+    return {"namespace": list(id_[0]), "key": id_[1]}
+
+
+def _grouped(vectors: Sequence[tuple[str, bytes]]) -> Iterator[list[list[str]]]:
+    """Group vectors so that each group fits into one event."""
+    group: list[list[str]] = []
+    size = 0
+    for path, raw in vectors:
+        text = b64encode(raw).decode()
+        if len(text) > _MAX_VALUE_BYTES:
+            raise Invalid("payload_too_large", f"a vector of {len(raw)} bytes cannot be stored")
+        if group and size + len(text) + len(path) > _MAX_VALUE_BYTES:
+            yield group
+            group, size = [], 0
+        group.append([path, text])
+        size += len(text) + len(path)
+    if group:
+        yield group

@@ -13,12 +13,16 @@ from ortet._util.codec import encode
 from ortet.backends.base import EventRow, RowChange
 from ortet.config.environment import open_hub
 from ortet.errors import Conflict, Corrupt, Refused
-from ortet.integrations._shared.lentkeeper import hub_open_options, require_hub
+from ortet.integrations._shared.session_pool import hub_open_options, require_hub
 from ortet.integrations.langgraph.store.items import (
     EXPIRED,
+    ItemChange,
     ItemEntry,
     ItemId,
+    ItemValueCache,
     changes_of,
+    copy_value,
+    drafts_of,
     entry_of,
     fold_items,
     id_of,
@@ -26,8 +30,6 @@ from ortet.integrations.langgraph.store.items import (
     row_key,
     row_of,
 )
-from ortet.integrations.langgraph.store.store_known import ItemValueCache, copy_value
-from ortet.integrations.langgraph.store.store_puts import ItemChange, drafts_of
 from ortet.journal.events import Draft, Event, Tip
 from ortet.sessions.environment.traces import adapter_row_kind, drop_adapter_rows
 from ortet.sessions.history.participants import load_event_log

@@ -57,18 +57,17 @@ from ortet._util.validation import COUNT, require
 from ortet.errors import Invalid
 from ortet.integrations._shared.whole import to_thread_shielded
 from ortet.integrations.langgraph.store.items import (
+    ItemChange,
     ItemEntry,
     ItemId,
     checked_id,
     checked_value,
+    copy_value,
     event_seqs,
     item_history,
 )
 from ortet.integrations.langgraph.store.journal import ItemJournal
-from ortet.integrations.langgraph.store.search import ItemSearch
-from ortet.integrations.langgraph.store.store_known import copy_value
-from ortet.integrations.langgraph.store.store_match import listed
-from ortet.integrations.langgraph.store.store_puts import ItemChange
+from ortet.integrations.langgraph.store.search import ItemSearch, listed
 from ortet.integrations.langgraph.store.view import ItemView
 
 if TYPE_CHECKING:

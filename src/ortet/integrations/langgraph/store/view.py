@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ortet.integrations.langgraph.store.items import ItemEntry, ItemId, changes_of
+from ortet.integrations.langgraph.store.items import ItemEntry, ItemId, changes_of, size_of
 from ortet.integrations.langgraph.store.journal import ItemJournal
-from ortet.integrations.langgraph.store.store_known import size_of
 from ortet.memory.lexical.scoring import TermFrequencies
 
 _MAX_CACHE_BYTES = 256 << 20

@@ -20,8 +20,15 @@ from ortet.integrations.langgraph.messages import (
     matches_snapshot,
     snapshot,
 )
-from ortet.integrations.langgraph.values.heap import MAX_INLINE_TREE_BYTES, PartStore
-from ortet.integrations.langgraph.values.parts import Tree, ValuePart, digest, encode, ranges_of
+from ortet.integrations.langgraph.values.parts import (
+    MAX_INLINE_TREE_BYTES,
+    PartStore,
+    Tree,
+    ValuePart,
+    digest,
+    encode,
+    ranges_of,
+)
 from ortet.integrations.langgraph.values.rows import MessageList
 
 _MAX_INLINE_BYTES = 1 << 15

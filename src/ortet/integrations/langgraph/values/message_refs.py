@@ -9,8 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
-from ortet.integrations.langgraph.values.heap import FIRST_VALUE_NUMBER, PartStore
-from ortet.integrations.langgraph.values.parts import Tree, ValuePart
+from ortet.integrations.langgraph.values.parts import FIRST_VALUE_NUMBER, PartStore, Tree, ValuePart
 from ortet.journal.conversation.superseded import SeqRange
 
 MessageSet = int

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from ortet._util.codec import Hasher
 from ortet.errors import Refused
@@ -17,6 +20,11 @@ from ortet.integrations.langgraph.messages import (
     matches_snapshot,
     message_of,
     snapshot,
+)
+from ortet.integrations.langgraph.values.rows import (
+    MIN_CACHED_LENGTH,
+    MessageList,
+    MessageListCache,
 )
 
 Tree = Any
@@ -133,3 +141,255 @@ def ranges_of(numbers: list[int]) -> list[list[int]]:
         else:
             found.append([number, number + 1])
     return found
+
+
+# The parts that the checkpoints of a thread consist of; each is stored once, under a number.
+#
+# A value is encoded as a tree of JSON. A dict with one of these keys is a special node:
+#
+# - {"$m": number} is a part: a message, a large value, or one that JSON cannot represent.
+# - {"$l": [[from, to], …]} is a list of parts. A first element [number] is a part that is itself a
+#   list and forms the beginning.
+# - {"$b": [type, base64]} is bytes of LangGraph's serializer.
+# - {"$o": [type, id, size]} is such bytes in an object of the store.
+# - {"$d": [[key, tree], …]} is a dict whose keys are not sorted or look like these. The journal
+# sorts
+#   the keys of plain dicts.
+# - {"$s": tree} is a complete value of a channel that stores deltas.
+# - {"$i": [number, id]} is a part: an earlier message without an id, with the id that LangGraph
+# gave
+#   it later.
+
+MAX_INLINE_TREE_BYTES = 64
+"""Size up to which a tree is repeated instead of stored as a part."""
+FIRST_VALUE_NUMBER = 1 << 30
+"""Number of the first part that is not a message."""
+
+
+class PartStore:
+    """The parts of one thread.
+
+    `load` returns the bytes of an object of the store. If only some parts were loaded,
+    `erased_numbers` is the set of those that were looked for and not found. Otherwise it is None.
+    """
+
+    def __init__(self, load: Callable[[str, int], bytes]) -> None:
+        self.next_numbers = [
+            0,
+            FIRST_VALUE_NUMBER,
+        ]  # Messages have numbers of their own, so that most message lists are one range.
+        self.erased_numbers: set[int] | None = None
+        self.message_lists = MessageListCache()
+        self._load = load
+        self._parts: dict[int, ValuePart] = {}
+        self._number_by_digest: dict[bytes, int] = {}  # of parts worth deduplicating
+        self._undigested_parts: list[ValuePart] = []  # added to that dict on the next lookup
+        self._new_parts: list[ValuePart] = []  # not yet returned by `take_new_parts`
+        self._part_by_object_id: dict[
+            int, ValuePart
+        ] = {}  # by id() of the message object that a part keeps
+        self._renumbered_messages: set[int] = (
+            set()
+        )  # messages stored without an id that got one later; their turn is over
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def add(self, part: ValuePart) -> None:
+        self._parts[part.number] = part
+        kind = part.number >= FIRST_VALUE_NUMBER
+        self.next_numbers[kind] = max(self.next_numbers[kind], part.number + 1)
+        self._undigested_parts.append(part)
+        self._new_parts.append(part)
+        if part.object is not None:
+            self._part_by_object_id[id(part.object)] = part
+        if part.is_message and part.stored is not part.tree:
+            self._renumbered_messages.add(part.stored["$i"][0])
+
+    def add_message(self, data: dict[str, Any], seq: int) -> None:
+        """Add a message from its event.
+
+        Ignore it if LangGraph did not write it or it was erased.
+        """
+        marked = data.get("extra", {}).get(EXTRA_KEY)
+        if isinstance(marked, dict) and isinstance(marked.get("n"), int):
+            self.add(ValuePart(marked["n"], data, is_message=True, seq=seq))
+
+    def add_stored(self, number: int, tree: Tree, seq: int) -> None:
+        """Add a part from a record."""
+        if type(tree) is dict and "$i" in tree:
+            first, id_ = tree["$i"]
+            if (said := self._parts.get(first)) is not None:
+                self.add(
+                    ValuePart(
+                        number,
+                        with_message_id(said.tree, id_),
+                        is_message=True,
+                        stored=tree,
+                        seq=seq,
+                    )
+                )
+        else:
+            self.add(ValuePart(number, tree, seq=seq))
+
+    def adopt_objects(self, other: PartStore) -> None:
+        """Take over the message objects that another store of the same thread has returned."""
+        for key, part in other._part_by_object_id.items():
+            mine = self._parts.get(part.number)
+            if mine is not None and mine.is_message and mine.tree == part.tree:
+                mine.adopt_object(part)
+                self._part_by_object_id[key] = mine
+
+    def find_without_id(self, message: BaseMessage, data: dict[str, Any]) -> ValuePart | None:
+        """Return the part that kept this same object before it got an id."""
+        found = self._part_by_object_id.get(id(message))
+        if found is None or found.object is not message or not isinstance(message.id, str):
+            return None
+        return (
+            found
+            if with_message_id(found.tree, message.id) == with_message_id(data, message.id)
+            else None
+        )
+
+    def take_new_parts(self) -> list[ValuePart]:
+        """Return the parts that were added since the last call."""
+        found, self._new_parts = self._new_parts, []
+        return found
+
+    def part(self, number: int) -> ValuePart | None:
+        return self._parts.get(number)
+
+    def find_number(self, key: bytes) -> int | None:
+        """Return the number of a part by its digest."""
+        for part in self._undigested_parts:
+            if part.is_message or len(part.raw) > MAX_INLINE_TREE_BYTES:
+                self._number_by_digest[key_of(part)] = part.number
+        self._undigested_parts.clear()
+        return self._number_by_digest.get(key)
+
+    def find_message_number(self, key: bytes, message: BaseMessage) -> int | None:
+        """Return the number of the stored message that equals this one.
+
+        A message without an id is a new one if the equal stored message has got an id since.
+        """
+        number = self.find_number(key)
+        return None if message.id is None and number in self._renumbered_messages else number
+
+    def add_numbers(self, number_by_digest: dict[bytes, int]) -> None:
+        self._number_by_digest.update(number_by_digest)
+
+    def find_by_object(self, message: BaseMessage) -> ValuePart | None:
+        """Return the part that keeps this same object, if the object is unchanged."""
+        found = self._part_by_object_id.get(id(message))
+        return found if found is not None and found.is_unchanged(message) else None
+
+    def keep_object(self, part: ValuePart, message: BaseMessage, snapshot: Snapshot) -> None:
+        self._forget_object(part.object, part)
+        part.keep_object(message, snapshot)
+        self._part_by_object_id[id(message)] = part
+
+    def _forget_object(self, message: BaseMessage | None, part: ValuePart) -> None:
+        if self._part_by_object_id.get(id(message)) is part:
+            del self._part_by_object_id[id(message)]
+
+    # Reading.
+
+    def decode(self, tree: Tree, serde: SerializerProtocol) -> Any:
+        """Decode a tree to a new value; erased parts are left out."""
+        if type(tree) is list:
+            return [self.decode(one, serde) for one in tree]
+        if type(tree) is not dict:
+            return tree
+        if len(tree) == 1:
+            (name,) = tree
+            if name.startswith("$"):
+                return self._special(name, tree[name], serde)
+        return {key: self.decode(one, serde) for key, one in tree.items()}
+
+    def _special(self, name: str, payload: Any, serde: SerializerProtocol) -> Any:
+        if name == "$l":
+            return self._list(payload, serde)
+        if name == "$m":
+            part = self._find_part(payload)
+            return None if part is None else self._decode_part(part, serde)
+        if name == "$s":
+            return _DeltaSnapshot(self.decode(payload, serde))
+        if name == "$d":
+            return {key: self.decode(one, serde) for key, one in payload}
+        data = b64decode(payload[1]) if name == "$b" else self._load(payload[1], payload[2])
+        return loads(serde, payload[0], data)
+
+    def _list(self, given: Iterable[list[int]], serde: SerializerProtocol) -> list[Any]:
+        spans = self.ranges(given)
+        if (again := self.message_lists.find(spans)) is not None:
+            return again
+        parts = list(self.parts(spans))
+        found = [self._decode_part(part, serde) for part in parts]
+        if len(parts) == sum(stop - start for start, stop in spans):
+            self.remember_list(list(found), [part.number for part in parts])
+        return found
+
+    def remember_list(
+        self, value: list[Any], numbers: list[int], known: MessageList | None = None
+    ) -> None:
+        """Cache a list whose elements are these parts; `known` is its cached prefix."""
+        if len(value) < MIN_CACHED_LENGTH:
+            return
+        size = len(known.numbers) if known is not None else 0
+        then = known.snapshots if known is not None else []
+        for message, number in zip(value[size:], numbers[size:], strict=True):
+            part = self._parts[number]
+            if part.object is not message or part.object_snapshot is None:
+                return  # It is not a message, or is another object with equal content.
+            then.append(part.object_snapshot)
+        self.message_lists.add(MessageList(value, numbers, then))
+
+    def _decode_part(self, part: ValuePart, serde: SerializerProtocol) -> Any:
+        if not part.is_message:
+            return self.decode(part.tree, serde)
+        before = part.object
+        found = part.message()
+        if found is not before:
+            self._forget_object(before, part)
+            self._part_by_object_id[id(found)] = part
+        return found
+
+    def parts(self, ranges: Iterable[list[int]]) -> Iterator[ValuePart]:
+        for start, stop in self.ranges(ranges):
+            wanted: Iterable[int] = range(start, stop)
+            if stop - start > len(self._parts):
+                # A manipulated store must not cause an endless loop.
+                wanted = sorted(number for number in self._parts if start <= number < stop)
+                if self.erased_numbers is not None and stop - start > len(self._parts) + len(
+                    self.erased_numbers
+                ):
+                    raise PartNotLoaded
+            for number in wanted:
+                if (part := self._find_part(number)) is not None:
+                    yield part
+
+    def _find_part(self, number: int) -> ValuePart | None:
+        """Return the part, or None if it was erased."""
+        part = self._parts.get(number)
+        if part is None and self.erased_numbers is not None and number not in self.erased_numbers:
+            raise PartNotLoaded
+        return part
+
+    def entries(self, tree: Tree) -> dict[str, Tree]:
+        """Return the entries of an encoded dict, not decoded; empty for anything else."""
+        try:
+            if type(tree) is dict and "$m" in tree:
+                tree = self._parts[tree["$m"]].tree
+            if type(tree) is not dict:
+                return {}
+            return dict(tree["$d"]) if "$d" in tree else tree
+        except (LookupError, TypeError, ValueError):  # Another program wrote invalid records.
+            return {}
+
+    def ranges(self, given: Iterable[list[int]]) -> list[list[int]]:
+        """Return all ranges of a list, with its referenced beginning resolved."""
+        found = list(given)
+        while found and len(found[0]) == 1:
+            first = self._find_part(found[0][0])
+            found[:1] = [] if first is None else first.tree["$l"]
+        return found

@@ -15,7 +15,7 @@ from ortet.errors import Conflict, Invalid
 from ortet.history.records import Processes
 from ortet.history.references import references
 from ortet.ids import Oid
-from ortet.machines.live.images.extents import Extent, StoredPages, corrupt_pages, read_extents
+from ortet.machines.live.images.page_store import Extent, StoredPages, corrupt_pages, read_extents
 from ortet.machines.live.images.pagemap import is_pages_file, read_page_layouts
 from ortet.machines.live.images.save import SavedImages, make_saved_images
 from ortet.objects.base import Kind, ObjectStore

@@ -15,14 +15,15 @@ from ortet.errors import Invalid
 from ortet.history.records import Layer, Processes
 from ortet.ids import Oid
 from ortet.machines.live.host_compat import HostProfile
-from ortet.machines.live.images.extents import (
+from ortet.machines.live.images.page_store import (
+    DeltaBaseline,
     Extent,
+    LeafWriter,
     StoredPages,
     merge_adjacent,
     put_leaf,
     put_root,
 )
-from ortet.machines.live.images.page_store import DeltaBaseline, LeafWriter
 from ortet.machines.live.images.pagemap import (
     PageAddresses,
     PageLayout,
