@@ -1,6 +1,6 @@
 """Storage contracts (Bucket, Catalog, Signal, Cache) and their implementations.
 
-Start with `base`, which defines the four contracts, and `records`, which defines the catalog rows.
+Start with `base`, which defines the four contracts and the catalog rows.
 Then read one implementation:
 
 - `local/`: bucket, signal and cache in a directory or in the process.

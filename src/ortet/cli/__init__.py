@@ -1,9 +1,9 @@
 """The command line program `ortet`.
 
 Start with `entry.py` (the console script) and `main.py` (the table of commands). `call.py` is one
-invocation: its options, its store and its workspace. `answers.py` prints results, `output.py`
-formats values. The commands are in `commands/`. `daemon/` is the host agent, a resident process
-that runs some commands faster. `completion/` answers the shell at every Tab.
+invocation: its options, its store and its workspace. `output.py` formats values and prints results.
+The commands are in `commands/`. `daemon/` is the host agent, a resident process that runs some
+commands faster. `completion/` answers the shell at every Tab.
 
 Invariants:
 - A module of a command is imported only when that command runs.

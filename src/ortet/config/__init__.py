@@ -9,7 +9,7 @@ Start with `environment.open_hub`. It finds the store URL, opens the backends, a
 - `open_store`: opens an embedded store (a directory) or a remote store (`ortet serve`).
 - `open_shared_store`: opens a store in PostgreSQL and a bucket.
 - `store_format`: reads the format version of a catalog without changing it.
-- `checkup`, `server_checks`: checks of `ortet doctor` for servers of a store.
+- `server_checks`: checks of `ortet doctor` for servers of a store.
 
 Main invariants:
 

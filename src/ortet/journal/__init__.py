@@ -4,7 +4,7 @@ Start with `events.EventChain` (make, chain and read events) and `event_log.Even
 events of a timeline). `state.reducers.fold` turns events into a `state.state.SessionState`. To add
 an event kind, start with `kinds` and `state.reducers`.
 
-- `events`, `kinds`, `upcast`, `spill`: one event, its checks, schema versions and long texts.
+- `events`, `kinds`, `spill`: one event, its checks, schema versions and long texts.
 - `event_log`, `segments`: events of a timeline, in catalog rows and in sealed objects.
 - `state`: the records of a session state, their reducers and three-way merge.
 - `conversation`: messages, tool calls, compaction, and formats of model providers.

@@ -1,9 +1,8 @@
 """Encrypted secrets of a store, and their redaction from recorded output.
 
-Start with `vault.Vault`: put, get, forget and rotate secrets by name. Then:
+Start with `vault.Vault`: put, get, forget and rotate secrets by name, with expiry times. Then:
 
 - `keys`: finds the encryption keys, in an environment variable or a key file.
-- `expiry`: parses and formats expiry times.
 - `redaction`: collects known secrets, and removes them from command results.
 
 Main invariants:

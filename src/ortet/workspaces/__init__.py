@@ -7,8 +7,8 @@ It is built from mixins:
 - `programs` and `kernels`: commands, services, shells and Python kernels;
 - `undo`: undo and redo along the reflog.
 
-Other modules: `table` (rows of all workspaces), `machine_homes` (where machines live), `turns`
-(locks in a machine's home), `forks`, `merge`, `branches` and `places`.
+Other modules: `table` (rows of all workspaces), `machine_homes` (where machines live, and
+locks in a machine's home), `forks`, `merge` and `branches`.
 
 `commit_participant.py` is the contract with sessions: a session takes part in the commits of its
 workspace as a `CommitParticipant`.

@@ -3,8 +3,8 @@
 Start with `bucket.FileBucket`, the bucket of an embedded store. Then:
 
 - `signal`: wake-ups between threads (ProcessSignal) and between processes (HostSignal).
-- `cache`: a cache in the process (ProcessCache) and an empty one (NoCache).
-- `memory`: a bucket in a dictionary, for tests.
+- `memory`: a cache in the process (ProcessCache), an empty one (NoCache), and a bucket in a
+  dictionary for tests.
 
 Main invariants:
 

@@ -9,6 +9,6 @@ Invariants:
 - Its first parameter is the `CliCall`. It prints its result with `call.emit`.
 - Heavy imports are inside the functions, so that other commands start fast.
 
-`machine_internal.py` has hidden commands that only the host agent runs. `agentcall.py` is a helper,
-not a command. Modules may import `cli`, `config` and all layers below.
+`machine_internal.py` has hidden commands that only the host agent runs. Modules may import `cli`,
+`config` and all layers below.
 """

@@ -1,7 +1,7 @@
 """Differences between trees and between texts.
 
-Start with `tree_diff.py` (`diff_images`, `diff_trees`, `file_diff`). `renames.py` pairs removed and
-added paths. `line_diff.py` finds the common lines of two texts and has no I/O.
+Start with `tree_diff.py` (`diff_images`, `diff_trees`, `file_diff`). It also pairs removed
+and added paths to renames. `line_diff.py` finds the common lines of two texts and has no I/O.
 
 Invariants:
 - Equal pages and subtrees are not read. The cost depends on the size of the difference.

@@ -1,7 +1,7 @@
 """Three-way merge of images, files and texts.
 
-Start with `tree_merge.py` (`merge_images`). It merges directories and calls `mergefile.py` for one
-entry, `text_merge.py` for the lines of a file, and `mergelinks.py` for hardlink groups.
+Start with `tree_merge.py` (`merge_images`). It merges directories, single entries and
+hardlink groups, and calls `text_merge.py` for the lines of a file.
 
 Invariants:
 - A conflict is returned as data, not raised.

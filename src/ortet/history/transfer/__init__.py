@@ -1,8 +1,8 @@
 """Transfer of commits between stores: bundle files and direct copies.
 
 Start with `bundle.py` (`export_bundle`, `import_bundle`) and `copy_missing.py` (store to store).
-`bundle_file.py` has the file format and its reader. `bundlepart.py` writes a bundle that can be
-resumed. `bundlelimits.py` bounds what an import may use.
+`bundle_file.py` has the file format, its reader, and the writer of a bundle that can be resumed.
+`bundlelimits.py` bounds what an import may use.
 
 Invariants:
 - An import stores nothing before the whole bundle is verified.

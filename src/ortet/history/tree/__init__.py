@@ -1,8 +1,8 @@
 """Directories and maps, stored as Merkle trees of pages.
 
-Start with `tree.py` (`Trees`: build, patch, look up, walk, compare). `maps.py` stores small
-key-value maps in the same pages. `pages.py` loads, stores and caches pages, and documents where a
-directory is split. `page.py` is one page in memory.
+Start with `tree.py` (`Trees`: build, patch, look up, walk, compare). It also stores small
+key-value maps in the same pages. `page.py` has one page in memory. It loads, stores and caches
+pages, and documents where a directory is split.
 
 Invariants:
 - Equal entries always give equal pages and equal ids, in any order of changes.

@@ -4,12 +4,11 @@ Entry point: `service.Governance`, a base class of `Hub`. Its verbs import the o
 they are called.
 
 - `audit` checks the hash chain of a session and lists its events.
-- `erase` destroys the bodies of events; `rewrite_objects` builds the objects that replace old ones;
-  `tombstones` holds the signed records of both.
+- `erase` destroys the bodies of events, also of uncommitted ones; `rewrite_objects` builds the
+  objects that replace old ones; `tombstones` holds the signed records of both.
 - `adopting` accepts erasures that another store made and a bundle carries.
 - `retention` applies policies by agent; `holds` blocks every deletion.
 - `archive` moves a session to a bundle in the bucket; `remove` deletes a session.
-- `unsealed` lists objects that only uncommitted events refer to.
 
 Invariants:
 
@@ -20,5 +19,6 @@ Invariants:
 - The next call repeats an interrupted archive.
 - A hold wins over every policy, erasure, archive and removal.
 
-Imports: `sessions`, `store`, `journal`, `history`, `objects` and the layers below, and `hub.care`.
+Imports: `sessions`, `store`, `journal`, `history`, `objects` and the layers below, and
+`hub.maintenance`.
 """

@@ -1,13 +1,12 @@
 """Code that several adapters share: session pool, messages, session names, action summaries.
 
 Start with `session_pool.AdapterSessionPool`. It opens sessions for a framework that calls from any
-thread or event loop, and returns a session when another process requests it.
+thread or event loop, and returns a session when another process requests it. It also
+maps the conversation ids of a framework to session names.
 
 - `messages`: append, load, replace and clear messages of any size.
-- `foreign`: map the conversation ids of a framework to a session name.
 - `actions`: actions, steps and approval answers, as the surfaces show them.
 - `whole`: run a function in a thread to its end, even if the caller is cancelled.
-- `lentkeeper`: helpers of the session pool, with its maintenance thread.
 
 Invariant: only one thread of this process uses the sessions of a pool at a time.
 

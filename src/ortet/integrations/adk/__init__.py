@@ -1,12 +1,11 @@
 """Services of Google's Agent Development Kit (ADK) on an Ortet store.
 
-Start with `OrtetSessionService` (`sessions.py`), `OrtetArtifactService` (`artifacts.py`) or
+Start with `OrtetSessionService` (`sessions.py`, which also has the session pool that the services
+of a hub share), `OrtetArtifactService` (`artifacts.py`) or
 `OrtetMemoryService` (`memory.py`).
 
 - `events`: convert ADK events to journal events and back.
 - `state`: state of apps and users, in catalog rows.
-- `knowing`: the folded state of one ADK session.
-- `lending`: the session pool that the services of a hub share.
 
 Invariants:
 

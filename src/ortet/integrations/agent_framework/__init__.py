@@ -1,10 +1,10 @@
 """Stores conversations and workflow checkpoints of Microsoft's Agent Framework.
 
 Start with `OrtetHistoryProvider` (`history.py`) or `OrtetCheckpointStorage` (`checkpoints.py`).
+Large values of a checkpoint are split into parts that are stored once.
 
 - `messages`: converts framework messages to session messages and back.
 - `values`: converts checkpoint values to plain data and back, without pickle.
-- `parts`: splits large values into parts that are stored once.
 
 Invariants:
 

@@ -2,13 +2,12 @@
 
 Start with `OrtetSession` in `session.py`; pass it to `Runner.run(…, session=…)`.
 
-- `conversation`: the four methods that the SDK calls.
+- `conversation`: the four methods that the SDK calls, run in order in a thread.
 - `turns`: turns, and the tokens that each one used.
-- `replacing`: support of the SDK's own compaction.
-- `compacting`: `OrtetCompactingSession`, which compacts without a service.
+- `session`: `OrtetSession`, support of the SDK's own compaction, and `OrtetCompactingSession`,
+  which compacts without a service.
 - `items`: convert items of the Responses API to messages and back.
 - `item_cache`: cache the items of an open session.
-- `order`: run the calls of one object in order, in a thread.
 
 Invariants:
 

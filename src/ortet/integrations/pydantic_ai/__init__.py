@@ -2,9 +2,8 @@
 
 Start with `OrtetHistory` in `history.py`: `await chat.run(agent, "…")`.
 
-- `history`: loads, runs and saves a conversation.
+- `history`: loads, runs and saves a conversation, and has the event loop for synchronous runs.
 - `messages`: converts Pydantic AI messages to session messages and back.
-- `loops`: the event loop for synchronous runs.
 
 Invariants:
 

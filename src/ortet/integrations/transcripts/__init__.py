@@ -1,6 +1,7 @@
 """Imports transcripts of other coding agents (Claude Code, Codex) into sessions.
 
-Start with `importer.import_transcript`.
+Start with `importer.import_transcript`. It reads from the journal which lines were already
+imported.
 
 - `locate`: finds transcript files on disk.
 - `lines`: reads the lines of a file in bounded memory.
@@ -8,7 +9,6 @@ Start with `importer.import_transcript`.
 - `claude_code`, `codex`: translate the lines of one tool to journal events.
 - `tool_calls`: converts tool calls to effects and changed files to artifacts.
 - `batch`: appends translated lines to a session.
-- `known`: reads from the journal which lines were already imported.
 
 Invariants:
 

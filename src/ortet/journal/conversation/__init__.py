@@ -4,7 +4,7 @@
   number of tokens.
 - `compaction` replaces old messages in the context by a summary.
 - `tool_calls` keeps calls and results together.
-- `providers` and `provider_formats` convert messages to the formats of model APIs.
+- `provider_formats` converts messages to the formats of model APIs.
 - `superseded` holds the ranges of messages that are no longer part of the conversation.
 - `text` turns content into plain text and counts tokens.
 

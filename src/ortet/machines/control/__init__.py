@@ -4,9 +4,9 @@ Pid 1 of a live machine is `standalone/init.py`. An overlay machine with shells 
 same program beside its own pid 1. It listens on a Unix socket inside the machine and answers one
 JSON request at a time on each connection.
 
-Start with `client.py` (`InitClient`, all requests). `connection.py` (`InitConnection`) is the
-transport. `jobs.py` has the records, and `Job`, a handle for a shell or service. `attending.py`
-follows one run to its end.
+Start with `client.py` (`InitClient`, all requests; it follows a run to its end). `connection.py`
+(`InitConnection`) is the transport. `jobs.py` has the records, and `Job`, a handle for a shell or
+service.
 
 Invariants:
 

@@ -15,6 +15,6 @@ Invariants:
 - A machine is not committed with its processes while it has living kernel forks.
 
 May import: `machines.standalone`, the modules directly in `machines`, and the layers `history`,
-`objects`, `_util`, `ids`, `errors`. Only `overlay_host.py`, `live_host.py` and `livebranches.py`
+`objects`, `_util`, `ids`, `errors`. Only `overlay_host.py` and `live_host.py`
 import `machines.control`, `machines.overlay` and `machines.live`.
 """

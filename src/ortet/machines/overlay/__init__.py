@@ -18,5 +18,5 @@ Invariants:
 
 This package may import `capture`, `restore`, `control`, `command`, `folder`, `services`, `kernels`
 and `standalone` of `machines`, and the layers below `machines`. It does not depend on `live`,
-except for a file that a live machine gets (`live/network/resolver.py`).
+except for a file that a live machine gets (`live/network/slirp.py`).
 """

@@ -2,8 +2,8 @@
 
 Start with `scanner.SecretScanner`. It knows the secrets of the vault and of the environment by
 value. While a hub writes, its object store has a scanner, unless the caller allows secrets. Code
-that captures files, links, commands or process images calls it before it stores data. `needles.py`
-searches for a value in all of its encodings. `names.py` does not know values: it guesses from name
+that captures files, links, commands or process images calls it before it stores data. A
+value is searched for in all of its encodings. `names.py` does not know values: it guesses from name
 and form that a variable is a secret.
 
 Invariants:

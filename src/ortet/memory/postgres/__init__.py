@@ -2,9 +2,9 @@
 
 Entry point: `postgres_shelves.PostgresIndexFactory`, the `IndexFactory` of a PostgreSQL catalog.
 
-- `index` and `reader`: the word index and its reader; `postgres_postings` counts terms.
-- `postgres_vectors`: vectors by hash of text, with or without pgvector.
-- `vectors`: the search for the nearest vectors in the database, with pgvector.
+- `index` and `reader`: the word index and its reader, which counts terms.
+- `vectors`: vectors by hash of text, with or without pgvector, and the search for the nearest
+  vectors in the database, with pgvector.
 
 Invariants: results equal those of the SQLite index. Everything is derived from the journals;
 missing tables are created again. A search uses few statements, however many timelines are visible.

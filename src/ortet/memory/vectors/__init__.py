@@ -4,8 +4,8 @@ Entry point: `index.LocalSemanticIndex`. `LocalSemanticIndex.rank` returns the d
 a query.
 
 - `store`: vectors in a SQLite file, by embedder and hash of text.
-- `backlog` and `worker`: texts without vectors, and the thread that embeds them.
-- `matrix` and `coarse`: vectors in memory, and the exact search with 8-bit bounds.
+- `worker`: texts without vectors, and the thread that embeds them.
+- `matrix`: vectors in memory, and the exact search with 8-bit bounds.
 
 Invariants: no text is embedded twice. A search never waits longer than its timeouts. The vector of
 an erased text is never stored again: every write checks the mark of the store.

@@ -2,7 +2,7 @@
 
 Vectors are stored by embedder and hash of text. A fork, a restore or a rebuilt index therefore
 finds them again. Half precision is stored: it changes a cosine by about 1e-4 and halves the space.
-The search uses bytes; see `coarse`.
+The search uses bytes; see `matrix`.
 """
 
 from __future__ import annotations

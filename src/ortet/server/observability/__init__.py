@@ -1,7 +1,7 @@
 """Health checks, metrics, logs and traces of a server.
 
-Start with `health.Health`, which serves `/healthz`, `/readyz` and `/metrics`. `parts` has the
-health checks of the store, `metrics` the Prometheus text, `logs` the JSON log, and `tracing` the
+Start with `health.Health`, which serves `/healthz`, `/readyz` and `/metrics` and has the health
+checks of the store. `metrics` has the Prometheus text, `logs` the JSON log, and `tracing` the
 OpenTelemetry spans.
 
 Invariants:

@@ -14,5 +14,5 @@ Invariants:
 - An operation that touches the server's host has `needs_host`, or calls `auth.host_access`.
 
 Operations know no HTTP types. They may import `hub`, `sessions` and layers below, helpers of `cli`
-and `integrations._shared`, and `schemas`, `paging`, `auth` and `session_pool` of the server.
+and `integrations._shared`, and `schemas`, `pagination`, `auth` and `session_pool` of the server.
 """

@@ -1,12 +1,11 @@
 """Access to the store itself over HTTP, for remote hubs: `ortet.open("http://...")`.
 
 Start with `routes.raw_routes`. It serves each method of Catalog and Signal as a route; `bucket`
-serves the bucket. The wire format is in `ortet.backends.remote.protocol`, and the client in
-`ortet.backends.remote`.
+serves the bucket as clients see it, with tails and indexes as keys. The wire format is in
+`ortet.backends.remote.protocol`, and the client in `ortet.backends.remote`.
 
 - `grants`: which store a caller gets, and which rows it may see and change.
 - `rawaccess`: authenticates, reads and parses calls.
-- `rawview`: the bucket as clients see it, with tails and indexes as keys.
 - `write_once`: a catalog write that a client repeats is applied once.
 
 Invariants:

@@ -3,12 +3,12 @@
 Start with `pool.SessionPool`, the entry point for one store. `tenants.Tenants` has one pool per
 tenant.
 
-- `slot` and `slots`: one open session with its own hub, and the table of all of them.
+- `slot` and `slots`: one open session with its own hub, the table of all of them,
+  and leases that could not be released.
 - `eviction`: closes sessions that are idle, or that another process asks for.
 - `handover`: asks for a lease, and gives the process that asked the first chance to take it.
 - `readers`: idle hubs for requests that only read.
-- `liveness`, `strays`: the lease that shows that this server runs; leases that could not be
-  released.
+- `liveness`: the lease that shows that this server runs.
 - `swarm_jobs`, `machine_access`: swarms that the server runs; questions to a machine without its
   session.
 

@@ -5,8 +5,9 @@ Start with `routes.STREAMING_ROUTES`, the table of all routes that stream, inclu
 content.
 
 - `artifacts`, `bundles`, `exports`: one kind of content each.
-- `commit_files`: files of a commit. `present`: files of a workspace as they are now.
-- `workspace_files`: opens paths below a directory without following links.
+- `commit_files`: files of a commit.
+- `workspace_files`: files of a workspace as they are now. It opens paths below a directory without
+  following links.
 
 Invariants:
 - A body is never held in memory as a whole. It is written to an unnamed file, which a crash

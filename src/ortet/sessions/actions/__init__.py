@@ -3,7 +3,7 @@
 Start with `effects.py`: `EffectLog` records each action before and after it runs. Then:
 
 - `actions`: the `@ortet.action` decorator, replay modes, idempotency keys and call digests;
-- `approvals` and `asking`: actions that wait for a human, and the index of open requests;
+- `approvals`: actions that wait for a human, and the index of open requests;
 - `budget`, `budget_math` and `bill`: limits and spends of a family of sessions;
 - `artifacts`: stored files with names and versions;
 - `model_calls`: recorded calls of a model;

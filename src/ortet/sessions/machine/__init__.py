@@ -1,8 +1,8 @@
 """Programs and kernels in the machine of a session.
 
 Start with `programs.py`: the verbs for services, shells and ports, which are actions of the
-session. `inside.py` has the verb `kernel`, and `kernels.py` the kernels whose runs are recorded as
-actions. `scratch_workspace.py` makes the files of a session without a directory.
+session. `kernels.py` has the verb `kernel`, and the kernels whose runs are recorded as actions.
+`scratch_workspace.py` makes the files of a session without a directory.
 
 Invariants: starting a program or running code is an action, with an intent before it and an outcome
 after it. The machine starts at first use; a session that never uses one starts nothing. Declared

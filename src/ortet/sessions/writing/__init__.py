@@ -7,7 +7,7 @@ in-memory state. The other modules:
 - `lease_handover`: how a process gets the lease from a server that keeps the session open;
 - `auto_commit`: when a session commits automatically;
 - `state_cache`: the folded state in a cache that several hosts share;
-- `bulk_import` and `telling`: many events in one transaction, for programs that import events;
+- `bulk_import`: many events in one transaction, for programs that import events;
 - `idempotent_turns`: keys that make repeated messages harmless.
 
 Invariants: every append presents the lease of the session. Events and the rows that belong to them

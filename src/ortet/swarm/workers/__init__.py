@@ -2,8 +2,8 @@
 
 Start with `client.SwarmWorkerClient`, the scheduler's connection to such a process. Then:
 
-- `fork_server`: forks attempts on this host.
-- `rehearsal`: runs a dummy attempt before forking, so that attempts start faster.
+- `fork_server`: forks attempts on this host. It runs a dummy attempt before forking, so that
+  attempts start faster.
 - `placement`: parses `on=` and `needs=`, which choose a cluster.
 - `ray_server`: submits attempts to a Ray cluster.
 - `ray_node`: runs one attempt on a node, through a fork server there.

@@ -4,9 +4,9 @@ Start with `sessions`, the first page, or `journal`, a page of one session. A vi
 struct, a function that builds the page data (`build_..._page`), and a function from PageRequest to
 Response that renders a template. The build functions need no HTTP request.
 
-- `timeline`, `timeline_graph`, `notes`, `lanes`, `swarms`: the commit graph of a session.
-- `commit`, `compare`, `patch`, `colours`, `replay`, `seals`: commits, differences, past states.
-- `budget` has the plots; `money` is the budget page. `storage` is the page of the store.
+- `timeline`, `timeline_graph`: the commit graph of a session.
+- `commit`, `patch`, `replay`: commits, differences, past states.
+- `budget` is the budget page with its plots. `storage` is the page of the store.
 - `live_updates` tells open pages that the store has changed. `api_reference` is /docs.
 
 Invariants:

@@ -3,11 +3,10 @@
 Start with `store.OrtetStore`; its module docstring gives the design decisions.
 
 - `journal`: reads and appends the events of items, from any process.
-- `items`: events and catalog rows of items, and how an event changes rows.
-- `store_puts`: the events that a put or delete writes.
+- `items`: events and catalog rows of items, the events that a put or delete writes, how an event
+  changes rows, and a cache of item values.
 - `view`: an in-memory view of all items, for search.
-- `search`, `store_match`, `store_vectors`: search by filter, words and vectors.
-- `store_known`: a cache of item values.
+- `search`, `store_vectors`: search by filter, words and vectors.
 
 Invariants:
 

@@ -4,10 +4,10 @@ CRIU runs as a separate process (`criu swrk`) and is controlled by its RPC proto
 
 Start with `dump.py` (`CriuDumper`) and `rpc.py` (`CriuWorker`, one dump or restore). `preflight.py`
 finds processes that CRIU cannot dump, before anything is stopped. `errors.py` turns CRIU's log into
-errors. `spares.py` and `worker_pool.py` keep CRIU processes ready for the next restore.
+errors. `worker_pool.py` keeps CRIU processes ready for the next restore.
 
 The other modules correct what CRIU does not handle: `connections.py` and `external_connections.py`
-TCP connections, `file_locks.py` and `tracing.py` lost file locks, `binary.py` the choice of the
+TCP connections, `file_locks.py` lost file locks, `binary.py` the choice of the
 CRIU program.
 
 Invariants:

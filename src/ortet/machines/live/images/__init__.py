@@ -5,8 +5,8 @@ files are stored as blobs. Memory is stored as page maps, which refer to pages i
 128 KiB.
 
 Start with `save.py` (`save_images`) and `load.py` (`restore_images`). `pagemap.py` parses CRIU's
-page maps and cuts memory into blocks. `page_store.py` stores blocks, or only their changed pages.
-`extents.py` reads and writes the page maps of the store.
+page maps and cuts memory into blocks. `page_store.py` stores blocks, or only their changed pages,
+and reads and writes the page maps of the store.
 
 Invariants:
 
