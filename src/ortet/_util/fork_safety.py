@@ -6,9 +6,11 @@ references, so that a registered object can still be collected.
 
 from __future__ import annotations
 
+import itertools
 import os
 import weakref
 from collections.abc import Callable
+from threading import Lock
 from typing import Protocol
 
 
@@ -25,23 +27,63 @@ class ForkAware(Protocol):
         """Allow use again. Called in the parent and in the child."""
 
 
+_NUMBERS = itertools.count()
+_RESOURCES: dict[int, weakref.ref[ForkAware]] = {}
+_ONE_FORK = Lock()
+"""Held by the thread that forks: a second one waits with nothing held."""
+_REGISTRATION = Lock()
+"""Held from the last look at `_RESOURCES` until the fork is done."""
+_CLOSED: list[ForkAware] = []
+
+
 def close_at_fork(resource: ForkAware) -> None:
-    """Call the hooks of `resource` around every fork, until it is garbage-collected."""
-    # a hook cannot be unregistered, so it must not keep the object alive
-    ref = weakref.ref(resource)
-    held: list[ForkAware] = []
+    """Call the hooks of `resource` around every fork, until it is garbage-collected.
 
-    def before() -> None:
-        found = ref()
-        if found is not None:
-            found.before_fork()
-            held.append(found)
+    A thread that registers a resource while another thread forks either registers in time, and the
+    fork closes the resource too, or waits until the fork is done. Otherwise it could be inside
+    SQLite at the moment of the fork, and the child would wait for ever for SQLite's own locks.
+    """
+    number = next(_NUMBERS)
+    with _REGISTRATION:
+        # a weak reference: the table must not keep the object alive
+        _RESOURCES[number] = weakref.ref(resource, lambda _: _RESOURCES.pop(number, None))
 
-    def after() -> None:
-        while held:
-            held.pop().after_fork()
 
-    os.register_at_fork(before=before, after_in_parent=after, after_in_child=after)
+def _close_all() -> None:
+    _ONE_FORK.acquire()
+    done: set[int] = set()
+    failed: BaseException | None = None
+    while True:
+        _REGISTRATION.acquire()
+        new = {number: ref for number, ref in _RESOURCES.copy().items() if number not in done}
+        if not new:
+            break
+        # before_fork waits for threads, and such a thread may be about to register a resource
+        _REGISTRATION.release()
+        done |= new.keys()
+        for _, ref in sorted(new.items(), reverse=True):
+            resource = ref()
+            if resource is None:
+                continue
+            try:
+                resource.before_fork()
+            except BaseException as error:  # the others must be closed too
+                failed = error
+            else:
+                _CLOSED.append(resource)
+            del resource
+    if failed is not None:
+        raise failed  # Python reports it and forks
+
+
+def _allow_all() -> None:
+    _REGISTRATION.release()
+    while _CLOSED:
+        _CLOSED.pop().after_fork()
+    _ONE_FORK.release()
+
+
+os.register_at_fork(before=_close_all, after_in_parent=_allow_all, after_in_child=_allow_all)
 
 
 def reset_in_child(begin: Callable[[], None]) -> None:
