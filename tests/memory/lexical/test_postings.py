@@ -14,7 +14,7 @@ from ortet.memory.lexical.index import SqliteWordIndex
 from ortet.memory.lexical.postings import SearchEffort, SqlitePostings
 from ortet.memory.lexical.search import search
 from ortet.memory.lexical.visibility import visible_documents
-from ortet.memory.postgres import postgres_postings, reader
+from ortet.memory.postgres import reader
 from ortet.memory.postgres.index import PostgresWordIndex
 from ortet.memory.records import EventSpan, MemoryDocument, Query, Tier, TimelinePath
 
@@ -149,7 +149,7 @@ def test_a_database_counts_and_finds_alike(
     way: str,
 ) -> None:
     for name, value in DATABASE_WAYS[way].items():
-        monkeypatch.setattr(postgres_postings, name, value)
+        monkeypatch.setattr(reader, name, value)
     fill(in_database)
     answers_alike(index, in_database)
 
@@ -190,7 +190,7 @@ def test_the_row_order_in_the_database_does_not_change_the_answers(
 ) -> None:
     """As after rows were removed and others took their place; and few terms to a walk."""
     for name, value in DATABASE_WAYS[way].items():
-        monkeypatch.setattr(postgres_postings, name, value)
+        monkeypatch.setattr(reader, name, value)
     monkeypatch.setattr(reader, "_COLUMNS", 3)
     fill(in_database)
     for third in (2, 1):
