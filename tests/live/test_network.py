@@ -18,7 +18,7 @@ from tests.live.outside import HOST, Outside
 import ortet
 from ortet.errors import Invalid, Unsupported
 from ortet.history.records import Image
-from ortet.machines.live.network import resolver, slirp
+from ortet.machines.live.network import slirp
 from ortet.sessions.session import Session
 
 _CALL = """
@@ -153,7 +153,7 @@ class TestChoice:
             assert (found == "echo hello") == (network == "outbound")
             own = (
                 told(session, "cat /etc/resolv.conf").encode() + b"\n"
-                == resolver.RESOLV_CONF_CONTENT
+                == slirp.RESOLV_CONF_CONTENT
             )
             assert own == (network == "outbound")
 
