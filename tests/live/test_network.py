@@ -152,8 +152,7 @@ class TestChoice:
             found = call(session, HOST, port)
             assert (found == "echo hello") == (network == "outbound")
             own = (
-                told(session, "cat /etc/resolv.conf").encode() + b"\n"
-                == slirp.RESOLV_CONF_CONTENT
+                told(session, "cat /etc/resolv.conf").encode() + b"\n" == slirp.RESOLV_CONF_CONTENT
             )
             assert own == (network == "outbound")
 
