@@ -163,7 +163,7 @@ def _sealed(store: Path) -> Iterator[tuple[int, str]]:
         hub.session(NAME).commit("all of it")
     yield disk_bytes(copy), "committed"
     with ortet.open(copy) as hub:
-        hub.retain()
+        hub.governance.retain()
         hub.verify()
     yield disk_bytes(copy), "trimmed"
     shutil.rmtree(copy)

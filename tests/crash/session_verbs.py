@@ -340,8 +340,8 @@ def erase_user(hub: Hub, id_: str) -> None:
 @care
 def retain(hub: Hub, id_: str) -> None:
     del id_
-    hub.retention(keep_messages=0, archive_after=0)
-    hub.retain()
+    hub.governance.retention(keep_messages=0, archive_after=0)
+    hub.governance.retain()
 
 
 @care

@@ -56,7 +56,7 @@ def check(base: Path, name: str, kept: list[int], *, files: bool) -> None:
             ("done", float(i)) for i in range(N)
         ]
         assert [row.name for row in hub.sessions()] == [NAME]
-        assert [row.name for row in hub.workspace_table.all()] == [view.row.branch]
+        assert [row.name for row in hub.workspaces.table.all()] == [view.row.branch]
         moves = [op.detail for op in hub.refs.reflog(view.row.branch) if op.verb == "adopt"]
         assert Counter(moves)[result.attempts[N - 1].commit] == (1 if len(kept) == 1 else 0)
         if not files:

@@ -256,7 +256,7 @@ class TestFollow:
                     s.say("user", "instead")
                     assert self.next(process)["data"] == {"role": "user", "content": "instead"}
                     s.commit("again")
-                hub.retain()
+                hub.governance.retain()
                 with hub.session("s") as s:
                     s.say("user", "after a trim")
             assert self.next(process)["data"] == {"role": "user", "content": "after a trim"}

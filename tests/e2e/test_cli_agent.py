@@ -80,7 +80,7 @@ def its_turn(ortet: Ortet, place: Path) -> Iterator[None]:
     """Nobody can look at the files of a workspace meanwhile: a commit of it waits."""
     homes = ortet.store / "local" / "machines"
     with library.open(ortet.store) as hub:
-        row = next(row for row in hub.workspace_table.all() if row.directory == place)
+        row = next(row for row in hub.workspaces.table.all() if row.directory == place)
     with (homes / row.machine / "turn").open("rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -121,7 +121,7 @@ class TestPointer:
         (place / ".ortet").mkdir(parents=True)  # as good as read-only, for root too
         ortet("init", cwd=place, code=6)
         with open_hub(ortet.store) as hub:
-            assert list(hub.workspace_table.all()) == []
+            assert list(hub.workspaces.table.all()) == []
 
     def test_a_dropped_workspace_goes_on_with_its_branch(
         self, ortet: Ortet, proj: Path, commit: Commit

@@ -304,7 +304,7 @@ def test_doctor_clean_removes_processes_left_by_a_machine(live: Ortet, work: Pat
     """Processes among mounts of a home that nobody has open."""
     live("kill", "proj-live", cwd=work)
     with library.open(live.store) as hub:
-        home = live.store / "local" / "machines" / hub.workspace_table.need("proj-live").machine
+        home = live.store / "local" / "machines" / hub.workspaces.table.need("proj-live").machine
     for name in ("up", "work", "at"):
         (home / name).mkdir()
     options = f"lowerdir=/etc,upperdir={home}/up,workdir={home}/work"

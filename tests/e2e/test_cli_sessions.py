@@ -264,7 +264,7 @@ class TestLife:
     ) -> None:
         assert ortet("retain", "--dry-run", cwd=here).out == "nothing to do\n"
         with open_hub(ortet.store) as hub:
-            hub.retention(keep_messages=0)
+            hub.governance.retention(keep_messages=0)
         ortet("say", "-s", "s", "x", cwd=here)
         dry = ortet.json("retain", "--dry-run", cwd=here)
         assert dry["dry_run"] and [deed["what"] for deed in dry["deeds"]] == ["erase"]

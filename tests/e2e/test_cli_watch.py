@@ -215,7 +215,7 @@ def test_watch_finds_changes_whose_events_were_lost(
 def turn_of(ortet: Ortet, proj: Path) -> Iterator[Path]:
     """Lock the files for others, as a restore does. Yields the lock file."""
     with library.open(ortet.store) as hub:
-        row = next(row for row in hub.workspace_table.all() if row.directory == proj)
+        row = next(row for row in hub.workspaces.table.all() if row.directory == proj)
     home = ortet.store / "local" / "machines" / row.machine
     with (home / "turn").open("rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

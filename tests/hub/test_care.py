@@ -48,13 +48,13 @@ class TestVerify:
 
     @pytest.mark.parametrize("sealed", [True, False])
     def test_a_flipped_bit_is_corrupt_and_reported(
-        self, opened: Open, ws: Workspace, sealed: bool
+        self, opened: Open, hub: Hub, ws: Workspace, sealed: bool
     ) -> None:
         make_commits(ws, 2)
         if sealed:
-            ws.hub.sweep(min_garbage=0.0)
-        ws.hub.close()
-        place = ws.hub.root / ("bucket/packs" if sealed else "local/tails")
+            hub.sweep(min_garbage=0.0)
+        hub.close()
+        place = ws.store.root / ("bucket/packs" if sealed else "local/tails")
         file = max(place.iterdir(), key=lambda path: path.stat().st_size)
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 16
@@ -64,11 +64,11 @@ class TestVerify:
         if caught.value.kind == "verify_failed":
             assert caught.value.details["report"]["problems"]
 
-    def test_a_lost_pack_is_corrupt(self, opened: Open, ws: Workspace) -> None:
+    def test_a_lost_pack_is_corrupt(self, opened: Open, hub: Hub, ws: Workspace) -> None:
         make_commits(ws, 2)
-        ws.hub.sweep(min_garbage=0.0)
-        ws.hub.close()
-        for path in (ws.hub.root / "bucket/packs").iterdir():
+        hub.sweep(min_garbage=0.0)
+        hub.close()
+        for path in (ws.store.root / "bucket/packs").iterdir():
             path.unlink()
         with pytest.raises(Corrupt, match="import the commits from a bundle"):
             opened().verify()

@@ -84,7 +84,7 @@ class TestDirectory:
             with pytest.raises(Invalid, match="put the store elsewhere") as caught:
                 hub.workspace(place)
             assert caught.value.kind == "store_in_workspace"
-        assert list(hub.workspace_table.all()) == []
+        assert list(hub.workspaces.table.all()) == []
 
     def test_a_view_into_a_machine_is_not_taken_for_the_original(
         self, hub: Hub, work: Path
@@ -169,18 +169,18 @@ class TestRestore:
         assert not (tmp_path / "new").exists()
 
     def test_restore_of_a_damaged_commit_leaves_no_directory(
-        self, opened: Open, ws: Workspace, work: Path, tmp_path: Path
+        self, opened: Open, hub: Hub, ws: Workspace, work: Path, tmp_path: Path
     ) -> None:
         (work / "big").write_bytes(os.urandom(300_000))
         first = ws.commit("first")
-        ws.hub.sweep(min_garbage=0.0)
-        ws.hub.close()
-        (pack,) = (ws.hub.root / "bucket/packs").iterdir()
+        hub.sweep(min_garbage=0.0)
+        hub.close()
+        (pack,) = (ws.store.root / "bucket/packs").iterdir()
         data = bytearray(pack.read_bytes())
         data[len(data) // 2] ^= 1
         pack.write_bytes(data)
-        with opened() as hub, pytest.raises(Corrupt):
-            hub.restore(first.oid, to=tmp_path / "new")
+        with opened() as later, pytest.raises(Corrupt):
+            later.restore(first.oid, to=tmp_path / "new")
         assert sorted(os.listdir(tmp_path)) == ["proj", "store"]
 
 
@@ -235,7 +235,7 @@ class TestClose:
         def fail() -> None:
             raise Broken
 
-        last._machine.close = fail  # type: ignore[method-assign]
+        last.files.machine.close = fail  # type: ignore[method-assign]
         with pytest.raises(Broken):
             hub.close()
         with pytest.raises(Invalid):
@@ -244,13 +244,13 @@ class TestClose:
             hub.catalog.heads()
 
     def test_a_workspace_that_lost_its_home_can_still_be_closed(
-        self, ws: Workspace, work: Path
+        self, hub: Hub, ws: Workspace, work: Path
     ) -> None:
         ws.commit("first")
         (work / "b").touch()
         ws.commit("second")
-        shutil.rmtree(ws.hub.root / "local/machines")
-        ws.hub.close()
+        shutil.rmtree(ws.store.root / "local/machines")
+        hub.close()
 
     def test_a_refused_commit_does_not_fail_it(self, opened: Open, store: Path, work: Path) -> None:
         store.mkdir()
@@ -347,26 +347,26 @@ class TestTopLevel:
 
 class TestReopen:
     def test_reopened_workspace_continues_from_its_last_commit(
-        self, opened: Open, ws: Workspace, work: Path
+        self, opened: Open, hub: Hub, ws: Workspace, work: Path
     ) -> None:
         first = ws.commit("first")
-        ws.hub.close()
+        hub.close()
         (work / "b").touch()
-        with opened() as hub, hub.workspace(work, engine="folder") as again:
+        with opened() as later, later.workspace(work, engine="folder") as again:
             assert again.head == first
             assert [c.path for c in again.status().changes if c.kind == "added"] == ["b"]
             assert again.commit("second").parents == [first.oid]
 
     def test_private_files_come_back_from_the_branch_when_their_home_is_lost(
-        self, opened: Open, ws: Workspace
+        self, opened: Open, hub: Hub, ws: Workspace
     ) -> None:
         (child,) = ws.fork()
         (child.path / "new").write_text("committed")
         child.commit("kept")
         home = child.path.parent
-        ws.hub.close()
+        hub.close()
         shutil.rmtree(home)
-        with opened() as hub, hub.workspace(name="proj/1") as child:
+        with opened() as later, later.workspace(name="proj/1") as child:
             assert (child.path / "new").read_text() == "committed"
             assert child.status().clean
 

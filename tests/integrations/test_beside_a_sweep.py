@@ -62,7 +62,7 @@ def meet(hosts: tuple[Hub, Hub], monkeypatch: pytest.MonkeyPatch) -> Meet:
             assert removed.pop() > 0
             return
         assert not waits
-        with one.writing():
+        with one.store.writing():
             one.objects.put(Kind.BLOB, os.urandom(50_000))
             one.objects.flush()
         waits.append(True)

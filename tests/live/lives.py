@@ -75,7 +75,7 @@ def keepers(store: Path) -> Iterator[int]:
 
 
 def machine_of(session: Session) -> LiveMachine:
-    machine = session.machine._machine
+    machine = session.machine.files.machine
     assert isinstance(machine, LiveMachine)
     return machine
 

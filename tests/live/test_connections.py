@@ -100,9 +100,9 @@ _NOT_CONNECTED, _BROKEN = 107, 32
 def carried_of(session: Session) -> RunningServices:
     head = session.machine.head
     assert head is not None
-    hub = session.machine.hub
-    image = hub.history.image(from_hex(head.oid))
-    return decode(RunningServices, read_processes(hub.objects, image.processes).jobs)
+    store = session.store
+    image = store.history.image(from_hex(head.oid))
+    return decode(RunningServices, read_processes(store.objects, image.processes).jobs)
 
 
 class TestToTheOutside:

@@ -40,7 +40,7 @@ open("got", "w").close()
 
 def locks(session: Session) -> set[file_locks.PosixLock]:
     """Of its holder, as the kernel has them."""
-    pid = session.machine.job("holder").pid
+    pid = session.machine.programs.job("holder").pid
     inside = dict(file_locks._machine_processes(machine_of(session)._live_process.pid))
     return set(file_locks._locks_of(inside[pid]))
 
@@ -52,7 +52,7 @@ def test_a_copy_has_the_locks_that_its_original_has(life: Life) -> None:
     session.spawn("waiter", ["python3", "-c", _WAITER])
     session.spawn("stopped", ["sleep", "1000"])
     until(session, "[ -e waiting ]")
-    stopped = session.machine.job("stopped").pid
+    stopped = session.machine.programs.job("stopped").pid
     told(session, f"kill -STOP {stopped}")
     held = locks(session)
     assert {(lock.write, lock.first, lock.last) for lock in held} == {
@@ -70,7 +70,7 @@ def test_a_copy_has_the_locks_that_its_original_has(life: Life) -> None:
     assert locks(restored) == held
 
     # it goes on, it still hears signals, who waited still waits, who stood still stands
-    pid = restored.machine.job("holder").pid
+    pid = restored.machine.programs.job("holder").pid
     before = told(restored, "head -c 8 data | od -An -tu8")
     until(restored, f"[ $(head -c 8 data | od -An -tu8) -gt {before} ]")
     told(restored, f"kill -USR1 {pid}")
@@ -95,7 +95,7 @@ def test_a_copy_that_cannot_have_its_locks_does_not_run(
         with pytest.raises(Conflict, match="lock on a file that it has mapped") as refused:
             session.fork(1)
     assert refused.value.kind == "cannot_restore"
-    pid = session.machine.job("holder").pid
+    pid = session.machine.programs.job("holder").pid
     told(session, f"kill -0 {pid}")
     for place in set(Path("/proc").glob("[0-9]*")) - before:
         with suppress(FileNotFoundError, ProcessLookupError):  # others come and go

@@ -83,9 +83,9 @@ def parent_of(pid: int) -> int:
 
 
 def image_of(session: Session) -> Image:
-    hub, head = session.machine.hub, session.machine.head
+    store, head = session.store, session.machine.head
     assert head is not None
-    return hub.history.image(hub.refs.resolve(head.oid, default_branch=session.name))
+    return store.history.image(store.refs.resolve(head.oid, default_branch=session.name))
 
 
 class TestChoice:
@@ -312,7 +312,7 @@ class TestNothingIsLeft:
             assert all(map(wait_for, ended))
             one.kill()
         with ortet.open(tmp_path / "store") as hub:
-            assert [left for left in hub.leftovers() if left.what == "process"] == []
+            assert [left for left in hub.maintenance.leftovers() if left.what == "process"] == []
 
     def test_a_killed_network_process_is_a_loss_and_restore_starts_a_new_one(
         self, outside: Outside, life: Life

@@ -53,14 +53,14 @@ def test_invalid_job_arguments_are_refused_and_the_job_goes_on(
 @pytest.mark.parametrize("at", [None, -1, 70_000, "80"])
 def test_an_invalid_port_is_refused(ws: Workspace, at: Any) -> None:
     with pytest.raises(Invalid, match="no port"):
-        ws.expose(80, at=at)
+        ws.programs.expose(80, at=at)
 
 
 def test_a_program_argument_that_is_not_utf8_does_not_prevent_commits(ws: Workspace) -> None:
     job: Job = ws.spawn("odd", ["sh", "-c", "sleep 1000; :", "\udcff\n"])
     ws.commit("odd")
     (copy,) = ws.fork(1)
-    assert copy.job("odd").wait(0) is None
+    assert copy.programs.job("odd").wait(0) is None
     job.kill()
     ws.commit("ended")
 
@@ -73,11 +73,11 @@ def test_an_environment_larger_than_the_system_limit_is_refused(ws: Workspace) -
 
 
 def test_expose_on_a_dead_machine_reports_that_it_is_gone(ws: Workspace) -> None:
-    machine = ws._machine
+    machine = ws.files.machine
     assert isinstance(machine, LiveMachine)
     machine._live_process.close()
     with pytest.raises(Unavailable) as caught:
-        ws.expose(80)
+        ws.programs.expose(80)
     assert caught.value.kind == "machine_gone"
 
 

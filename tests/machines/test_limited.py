@@ -44,7 +44,7 @@ _HOG = "x = []\nwhile True: x.append(bytearray(1 << 20))"
 
 
 def group_of(workspace: Workspace, controller: str) -> Path:
-    machine = workspace._machine
+    machine = workspace.files.machine
     assert isinstance(machine, LiveMachine)
     return machine._live_process.cgroup._by_controller[controller][0]
 
@@ -62,7 +62,7 @@ class TestProcesses:
         assert (
             forked.run([sys.executable, "-c", ""], check=False).returncode == 0
         )  # the host has enough
-        assert len(ws.ps()) <= 60
+        assert len(ws.programs.ps()) <= 60
         job.kill()
         assert ws.run("echo on").stdout == "on\n"
         ws.run("echo kept > file")
@@ -124,7 +124,7 @@ class TestTheyStay:
             assert limit_of(one) == "100"
             pids = (group_of(one, "pids") / "cgroup.procs").read_text().split()
             assert len(pids) == 2  # pid 1 and what was restored, and no CRIU
-            assert [job.code for job in one.jobs()] == [None]
+            assert [job.code for job in one.programs.jobs()] == [None]
         hub.close()
         with ortet.open(tmp_path / "store") as again:
             assert limit_of(again.workspace(work, engine="criu")) == "100"
@@ -197,13 +197,13 @@ class TestNothingIsLeft:
             wait_for(fd)
         assert len(paths) == 2
         with ortet.open(tmp_path / "store") as hub:
-            found = [left.path for left in hub.leftovers() if left.what == "group"]
+            found = [left.path for left in hub.maintenance.leftovers() if left.what == "group"]
             spare = [path for path in found if "/ortet-spare-" in path]
             assert sorted(set(found) - {*spare}) == (sorted(map(str, paths)) if keeper else [])
             eventually(lambda: not any(map(inhabited, spare)))  # the CRIU in each ends by itself
-            hub.tidy()
+            hub.maintenance.tidy()
             assert not any(path.exists() for path in (*paths, *map(Path, spare)))
-            assert hub.leftovers() == []
+            assert hub.maintenance.leftovers() == []
 
 
 def inhabited(group: str) -> bool:

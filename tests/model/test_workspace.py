@@ -166,7 +166,7 @@ class Workspaces(RuleBasedStateMachine):
 
     @rule(ws=live, target=live, count=st.integers(1, 2))
     def fork(self, ws: Any, count: int) -> Any:
-        if len(list(self.hub.workspace_table.all())) > 5:
+        if len(list(self.hub.workspaces.table.all())) > 5:
             return multiple()
         before = read_tree(ws.path)
         children = ws.fork(count)
@@ -208,7 +208,7 @@ class Workspaces(RuleBasedStateMachine):
     @invariant()
     def heads_are_whole(self) -> None:
         if hasattr(self, "hub"):
-            for row in self.hub.workspace_table.all():
+            for row in self.hub.workspaces.table.all():
                 head = self.hub.catalog.head(f"branch:{row.name}")
                 assert head is None or self.hub.objects.has(head.oid)
 

@@ -59,7 +59,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
                 tokens.create("plain", "admin", raw=False)[0],
                 gone,
             ]
-            yield Scene(server, hub._store.host, *made)
+            yield Scene(server, hub.store.host, *made)
     finally:
         server.kill()
 
@@ -134,7 +134,7 @@ def test_a_directory_of_the_server_cannot_be_named(scene: Scene, tmp_path: Path)
     with scene.hub(scene.writer) as hub:
         with hub.session("planted", workspace=mine) as session:
             commit = session.commit("one").oid
-        row = hub.workspace_table.need(session.row.branch)
+        row = hub.workspaces.table.need(session.row.branch)
         elsewhere = msgspec.structs.replace(row, path=os.fsencode(theirs))
         here = msgspec.structs.replace(elsewhere, host=scene.host)
         for bad in (here, msgspec.structs.replace(row, machine="../../../elsewhere")):
@@ -167,7 +167,7 @@ def test_session_row_cannot_make_the_server_open_a_host_directory(
         with hub.session("begun-elsewhere", workspace=tmp_path) as session:
             session.say("user", "hello")
         row = session.row
-        assert hub.workspace_table.get(row.branch) is None
+        assert hub.workspaces.table.get(row.branch) is None
         taken = client.ask("POST", f"/sessions/{row.id}/commits", {"message": "two"})
         assert (taken.status, taken.kind) == (403, "other_host")
         (version,) = [one.version for one in hub.sessions() if one.id == row.id]
@@ -180,7 +180,7 @@ def test_session_row_cannot_make_the_server_open_a_host_directory(
                 hub.catalog.put_row("session", "f" * 32, encode(changed))
         with hub.session("begun-elsewhere") as session:  # who is there goes on
             session.commit("there")
-    assert hub.workspace_table.need(row.branch).host != scene.host
+    assert hub.workspaces.table.need(row.branch).host != scene.host
 
 
 def test_a_session_in_a_directory_of_the_server_stays_as_it_is(
@@ -193,7 +193,7 @@ def test_a_session_in_a_directory_of_the_server_stays_as_it_is(
     ):
         session.commit("one")
     with scene.hub(scene.writer) as hub:
-        row = hub._session_manager().table.get(session.id)
+        row = hub.session_manager.table.get(session.id)
         for change in ({"profile": "worker"}, {"path": "/"}, {"host": "other"}, {"branch": "x"}):
             bad = msgspec.structs.replace(row, version=0, **change)
             with pytest.raises(Refused) as caught:
@@ -230,7 +230,7 @@ def test_a_workspace_of_the_server_cannot_be_taken(scene: Scene, tmp_path: Path)
     with ortet.open(scene.server.store) as hub, hub.workspace(tmp_path, name="kept"):
         pass
     with scene.hub(scene.writer) as hub:
-        row = hub.workspace_table.need("kept")
+        row = hub.workspaces.table.need("kept")
         for value in (None, encode(msgspec.structs.replace(row, host="other"))):
             with pytest.raises(Refused):
                 hub.catalog.move([], verb="x", rows=[RowChange("workspace", "kept", value)])
@@ -241,7 +241,7 @@ def test_a_workspace_of_the_server_cannot_be_taken(scene: Scene, tmp_path: Path)
     with scene.hub(scene.admin) as hub:  # who owns the host may
         moved = msgspec.structs.replace(row, network="outbound")
         hub.catalog.put_row("workspace", "kept", encode(moved))
-        assert hub.workspace_table.need("kept") == moved
+        assert hub.workspaces.table.need("kept") == moved
 
 
 def test_names_of_secrets_are_for_admins(scene: Scene) -> None:
@@ -262,7 +262,7 @@ def test_raw_rows_that_need_an_admin_are_refused_for_a_writer(scene: Scene) -> N
         with hub.session("held") as session:
             session.say("user", "keep me")
         with pytest.raises(Refused):
-            hub.hold(session.id, "a court asks")
+            hub.governance.hold(session.id, "a court asks")
         for kind in ("hold", "retention", "erasing"):
             with pytest.raises(Refused):
                 hub.catalog.put_row(kind, "x", b"")

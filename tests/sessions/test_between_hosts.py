@@ -251,8 +251,8 @@ def test_fork_made_on_another_host_keeps_its_own_files(host: Open) -> None:
         kid.run("echo kid > file")
         kid.pause()
         s.run("echo second > file")
-    assert [two.workspace_table.need(each.row.branch).left.keys() for each in (s, kid)] == [
-        {one._store.host},
+    assert [two.workspaces.table.need(each.row.branch).left.keys() for each in (s, kid)] == [
+        {one.store.host},
         set(),
     ]
     with one.session(kid.name) as again, one.session("s") as s:

@@ -98,7 +98,15 @@ def test_extreme_numbers_and_deep_values_are_stored_unchanged(hub: Hub) -> None:
 
 
 def test_every_hub_verb_on_an_unknown_session_is_not_found(hub: Hub) -> None:
-    for verb in (hub.get, hub.audit, hub.archive, hub.unarchive, hub.remove, hub.hold, hub.erase):
+    for verb in (
+        hub.get,
+        hub.audit,
+        hub.archive,
+        hub.unarchive,
+        hub.remove,
+        hub.governance.hold,
+        hub.erase,
+    ):
         with pytest.raises(NotFound) as caught:
             verb("0" * 32)
         assert caught.value.kind == "no_session"

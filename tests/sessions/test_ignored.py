@@ -103,7 +103,7 @@ class TestRestore:
         ws.run("echo two > file; mkdir new; echo n > new/n.cache; rm node_modules/pkg/other")
         ws.commit("two")
         ws.restore(commit.oid)
-        assert [job.name for job in ws.jobs() if job.code is None] == ["server"]
+        assert [job.name for job in ws.programs.jobs() if job.code is None] == ["server"]
         assert ws.run("cat file node_modules/pkg/index new/n.cache").stdout == "one\none\nn\n"
         assert ws.run("ls node_modules/pkg").stdout.split() == ["bin", "index"]
 

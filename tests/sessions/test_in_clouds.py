@@ -40,7 +40,7 @@ def test_sessions_forks_files_and_sweep_work_across_hosts_with_a_cloud_bucket(
         (kid,) = s.fork(machine=False)
         kid.say("user", "only in the fork")
         kid.pause()
-        with one.writing():  # what no head and no event leads to
+        with one.store.writing():  # what no head and no event leads to
             garbage = one.objects.put(Kind.BLOB, os.urandom(50_000))
             one.objects.flush()
     with one.objects.with_durability("remote"):

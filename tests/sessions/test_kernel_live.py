@@ -13,6 +13,7 @@ from tests.fixtures.waiting import WAIT
 
 import ortet
 from ortet.errors import Conflict, Unavailable
+from ortet.hub.hub import hub_of
 from ortet.sessions.session import Session
 
 
@@ -170,15 +171,15 @@ def test_a_refused_fork_costs_nothing(live: Session) -> None:
         assert fork.run(f"open('f{number}').read()").value == str(number)
         fork.close()
     live.commit("whole")
-    live.hub.verify()  # which raises
+    hub_of(live).verify()  # which raises
 
 
 def test_a_killed_hub_leaves_nothing_of_its_forks(live: Session, tmp_path: Path) -> None:
     live.pause()
-    live.hub.close()
+    hub_of(live).close()
     program = f"""
 import os, signal, ortet
-hub = ortet.open({str(live.hub.root)!r})
+hub = ortet.open({str(live.store.root)!r})
 kernel = hub.session("live").kernel()
 forks = kernel.fork(3)
 forks[0].run("open('lost', 'w').write('x')")
@@ -187,7 +188,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     done = forked.run([sys.executable, "-c", program], cwd=tmp_path, check=False)
     assert done.returncode == -signal.SIGKILL
-    with ortet.open(live.hub.root) as hub:
+    with ortet.open(live.store.root) as hub:
         again = hub.session("live")
         assert "lost" not in again.run("ls").stdout
         home = Path(hub.root)

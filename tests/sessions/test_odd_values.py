@@ -15,7 +15,7 @@ from tests.fixtures.workers import Start
 
 from ortet.config.environment import open_hub
 from ortet.errors import Conflict, Invalid, OrtetError
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.sessions.session import Session
 
 Verb = Callable[[Session, Any], Any]
@@ -38,7 +38,7 @@ TEXTS: dict[str, Verb] = {
     "act why": lambda s, odd: s.act(int, why=odd),
     "approval why": lambda s, odd: s.request_approval("x", why=odd),
     "collaborate": lambda s, odd: s.collaborate(odd),
-    "comment by": lambda s, odd: s.hub.comment(s.id, "x", by=odd),
+    "comment by": lambda s, odd: hub_of(s).comment(s.id, "x", by=odd),
     "commit": lambda s, odd: s.commit(odd),
 }
 
@@ -72,7 +72,7 @@ VALUES: dict[str, Callable[[Hub, Session], Any]] = {
     "name": lambda _, s: s.act(int, name="\ud800"),
     "key": lambda _, s: s.act(int, key=5),  # type: ignore[arg-type]
     "by": lambda hub, s: hub.comment(s.id, "x", by="\ud800"),
-    "hold": lambda hub, s: hub.hold(s.id, "\ud800"),
+    "hold": lambda hub, s: hub.governance.hold(s.id, "\ud800"),
     "status": lambda _, s: s.collaborate("c", status=["done"]),  # type: ignore[arg-type]
     "reset": lambda _, s: s.window("w", remaining=1, reset=datetime.max.replace(tzinfo=UTC)),
     "url": lambda _, s: s.browser(["http://\ud800"]),

@@ -54,16 +54,16 @@ def test_session_request_is_seen_and_expires_despite_clock_skew(
     host: OpenAs, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lender = host("one")
-    requests = lease_handover.LeaseRequests(lender)
+    requests = lease_handover.LeaseRequests(lender.store)
     ahead = ManualClock(lender.clock.now_ns() + 600 * 10**9)
     with open_hub(url, environ=host_environ(tmp_path, "two"), clock=ahead) as asker:
-        with lease_handover.LeaseRequest(asker, "some") as request:
+        with lease_handover.LeaseRequest(asker.store, "some") as request:
             request.send()
             assert requests.requested_sessions() == set()  # a signal comes first
             request.send()
             assert requests.requested_sessions() == {"some"}
         assert requests.requested_sessions() == set()
-        request = lease_handover.LeaseRequest(asker, "gone")
+        request = lease_handover.LeaseRequest(asker.store, "gone")
         request.send()
         request.send()  # and it dies
     assert requests.requested_sessions() == {"gone"}

@@ -81,7 +81,7 @@ def test_waiting_hub_is_woken_by_a_signal_and_by_a_killed_valkey(
     tmp_path: Path, valkey: Server
 ) -> None:
     with opened(tmp_path / "store", valkey) as one, opened(tmp_path / "store", valkey) as two:
-        ends: list[Callable[[], None]] = [lambda: one.notify("topic"), valkey.kill]
+        ends: list[Callable[[], None]] = [lambda: one.store.notify("topic"), valkey.kill]
         for end in ends:
             token, woken = two.signal.token("topic"), Event()
 
@@ -132,7 +132,7 @@ def test_hosts_with_postgres_bucket_and_valkey_work_while_valkey_is_paused(
             session.commit("turn")
         assert one.get("s").working() == two.get("s").working()
         token = two.signal.token("topic")
-        one.notify("topic")
+        one.store.notify("topic")
         assert two.signal.wait("topic", token, WAIT) is True
         valkey.pause()
         with two.session("s") as session:

@@ -13,7 +13,7 @@ from ortet.sessions.table import TimelinePaths
 
 
 def _one_by_one(hub: ortet.Hub) -> list[list[object]]:
-    minds = hub._session_manager()
+    minds = hub.session_manager
     return [
         list(
             EventLog(hub.catalog, hub.objects, minds.chain, timeline=row.timeline).timeline_spans()
@@ -24,8 +24,7 @@ def _one_by_one(hub: ortet.Hub) -> list[list[object]]:
 
 def _at_once(hub: ortet.Hub, paths: TimelinePaths) -> list[list[object]]:
     return [
-        list(found)
-        for found in paths.to_ends([row.timeline for row in hub._session_manager().all()])
+        list(found) for found in paths.to_ends([row.timeline for row in hub.session_manager.all()])
     ]
 
 

@@ -32,10 +32,10 @@ class TestOverlay:
     def test_a_service_goes_on_between_commands(self, ws: Workspace) -> None:
         ws.spawn("count", _COUNT)
         assert counting(ws)
-        assert [(job.name, job.code) for job in ws.jobs()] == [("count", None)]
-        assert any(_COUNT in process.cmdline for process in ws.ps())
-        ws.job("count").kill()
-        assert ws.job("count").wait(WAIT) == 137
+        assert [(job.name, job.code) for job in ws.programs.jobs()] == [("count", None)]
+        assert any(_COUNT in process.cmdline for process in ws.programs.ps())
+        ws.programs.job("count").kill()
+        assert ws.programs.job("count").wait(WAIT) == 137
 
     def test_shell_keeps_its_variables_between_writes(self, ws: Workspace) -> None:
         shell = ws.shell("main", command=["bash", "--norc", "--noprofile", "-i"])
@@ -76,8 +76,8 @@ class TestOverlay:
     ) -> None:
         ws.spawn("sleeper", "sleep 1000")
         first = ws.commit("running")
-        ws.job("sleeper").kill()
-        ws.job("sleeper").wait(WAIT)
+        ws.programs.job("sleeper").kill()
+        ws.programs.job("sleeper").wait(WAIT)
         ws.spawn("sleeper", "sleep 1000")
         assert ws.commit("running again").oid == first.oid
 
@@ -88,9 +88,9 @@ class TestOverlay:
         assert caught.value.kind == "name_taken"
 
     def test_overlay_ports_are_host_ports_and_cannot_be_mapped(self, ws: Workspace) -> None:
-        assert ws.expose(3000) == 3000
+        assert ws.programs.expose(3000) == 3000
         with pytest.raises(Conflict):
-            ws.expose(3000, at=3001)
+            ws.programs.expose(3000, at=3001)
 
 
 def test_folder_engine_refuses_to_spawn_programs(hub: Hub, work: Path) -> None:

@@ -261,7 +261,7 @@ class TestProcesses:
             live.run(["sh", "-c", 'echo "$DEPLOY" > $0', path], secrets=["DEPLOY"])
             assert path.lstrip("/") in str(refused(live))
             live.run(["rm", path])
-        assert [job.code for job in live.jobs()] == [None]
+        assert [job.code for job in live.programs.jobs()] == [None]
         assert live.commit("after").parents == [before.oid]
         assert in_store(tmp_path) == []
 

@@ -347,5 +347,5 @@ def test_messages_larger_than_one_object_between_commits_are_kept(store: Path) -
             s.commit()
             before = s.messages()
         hub.verify()
-        hub.retain()
+        hub.governance.retain()
         assert hub.get("s").messages() == before

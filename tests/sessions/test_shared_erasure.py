@@ -60,9 +60,9 @@ def test_erase_in_a_shared_store_is_unsupported_and_names_the_alternative(host: 
     with pytest.raises(Unsupported, match="ortet session rm") as caught:
         hub.erase(s.id)
     assert caught.value.kind == "shared_store"
-    hub.retention("default", keep_messages=0.0)
+    hub.governance.retention("default", keep_messages=0.0)
     for dry_run in (True, False):
-        deeds = hub.retain(dry_run=dry_run).deeds
+        deeds = hub.governance.retain(dry_run=dry_run).deeds
         assert "nothing is erased" in deeds[0].why
         assert deeds[0].what == "keep"
     assert [m.content for m in hub.get("s").messages()] == [WORDS]

@@ -33,7 +33,7 @@ def packs(tmp_path: Path) -> set[str]:
 
 def leave_garbage(hub: Hub) -> None:
     """What no head and no event leads to."""
-    with hub.writing():
+    with hub.store.writing():
         for _ in range(3):
             hub.objects.put(Kind.BLOB, os.urandom(50_000))
         hub.objects.flush()
@@ -78,11 +78,11 @@ def test_sweep_keeps_garbage_younger_than_the_grace_period(
 def test_a_write_that_relies_on_what_was_before_a_sweep_is_refused(host: OpenAs) -> None:
     one, two = host("one"), host("two")
     leave_garbage(one)
-    with pytest.raises(Conflict) as caught, two.writing():
+    with pytest.raises(Conflict) as caught, two.store.writing():
         one.sweep(min_garbage=0.0)
         two.catalog.put_row("test", "key", b"names an object")
     assert caught.value.kind == "swept"
-    with two.writing():
+    with two.store.writing():
         two.catalog.put_row("test", "key", b"names an object")
 
 
@@ -207,7 +207,7 @@ def test_a_commit_that_met_a_sweep_is_repeated(
     """Of files, one of which was found in a pack that goes, and of a mind."""
     one, two = host("one"), host("two")
     data = os.urandom(50_000)
-    with two.writing():
+    with two.store.writing():
         two.objects.put(Kind.BLOB, data)
         two.objects.flush()
     (tmp_path / "work").mkdir()
@@ -246,7 +246,7 @@ def test_nothing_is_lost_that_is_committed_while_sweeps_run(host: OpenAs, tmp_pa
             with two.session("s") as s, two.workspace(work, name="w") as workspace:
                 while not over.is_set() or len(said) < 4:
                     turn = len(said)
-                    with two.writing():  # found again later, unless a sweep has taken it
+                    with two.store.writing():  # found again later, unless a sweep has taken it
                         two.objects.put(Kind.BLOB, blobs[(turn + 2) % 4])
                         two.objects.flush()
                     (work / f"file{turn % 3}").write_bytes(blobs[turn % 4])

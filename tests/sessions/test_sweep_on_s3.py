@@ -123,7 +123,7 @@ def writers(url: str, tmp_path: Path) -> Iterator[list[Writer]]:
 
 def leave_garbage(hub: Hub) -> bytes:
     """What no head and no event leads to."""
-    with hub.writing():
+    with hub.store.writing():
         oid = hub.objects.put(Kind.BLOB, os.urandom(50_000))
         hub.objects.flush()
     return oid

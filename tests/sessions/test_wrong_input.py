@@ -81,7 +81,7 @@ class TestBeside:
             wrong: list[Callable[[], Any]] = [
                 lambda: hub.comment("s", "hi", by=5),  # type: ignore[arg-type]
                 lambda: hub.approve("s", asked, why=5),  # type: ignore[arg-type]
-                lambda: hub.hold("s", None),  # type: ignore[arg-type]
+                lambda: hub.governance.hold("s", None),  # type: ignore[arg-type]
                 lambda: hub.archive("s", 5),  # type: ignore[arg-type]
             ]
             for verb in wrong:
@@ -145,10 +145,10 @@ class TestWhichSession:
             asked = s.request_approval("go?")
             assert hub.approve("s", asked, by="ann").state == "given"
         assert hub.audit("s").name == "s"
-        hub.hold("s")
+        hub.governance.hold("s")
         with pytest.raises(Refused):
             hub.erase("s")
-        hub.release("s")
+        hub.governance.release("s")
         assert hub.diff_runs("s", "default/s").first is None
         hub.archive("s")
         assert hub.get("s").status == "archived"
@@ -185,7 +185,7 @@ def test_closed_session_is_still_closed_after_archive_and_unarchive(hub: Hub) ->
 def test_a_hold_wins_over_an_archive(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "hi")
-    hub.hold("s", "incident 7")
+    hub.governance.hold("s", "incident 7")
     with pytest.raises(Refused) as caught:
         hub.archive("s")
     assert caught.value.kind == "on_hold"

@@ -105,7 +105,7 @@ def hold(store: str, directory: str) -> Any:
     with (
         ortet.open(store) as hub,
         hub.workspace(directory, engine="folder") as ws,
-        ws.exclusive_access(),
+        ws.files.exclusive_access(),
     ):
         wait()
         return time.monotonic_ns()

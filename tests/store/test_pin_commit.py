@@ -108,7 +108,7 @@ def fork_files(hub: Hub, oid: str, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with hub.workspace(tmp_path / "other", name="other") as workspace:
         workspace.commit("empty")
-        (copy,) = hub.fork(workspace.row, None, from_hex(oid), 1)
+        (copy,) = hub.workspaces.fork(workspace.row, None, from_hex(oid), 1)
         copy.close()
 
 
@@ -243,7 +243,7 @@ def test_verb_interrupted_by_sweeps_is_retried_until_it_succeeds(
     def meeting(write: Callable[..., Any]) -> Callable[..., Any]:
         def met(*args: Any, **given: Any) -> Any:
             if len(swept) < 4 and two.objects.sweep_lock.is_writing():
-                with one.writing():
+                with one.store.writing():
                     one.objects.put(Kind.BLOB, os.urandom(50_000))
                     one.objects.flush()
                 swept.append(one.sweep(min_garbage=0.0).packs_removed)

@@ -150,7 +150,7 @@ def test_attempts_run_on_nodes_that_have_what_they_need(hub: Hub, tmp_path: Path
     assert (work / "answer").read_text() == "2\n"
     assert sorted(fact.text for fact in session.facts()) == [f"learned by {i}" for i in range(3)]
     assert [row.name for row in hub.sessions()] == ["far"]
-    assert [row.name for row in hub.workspace_table.all()] == [session.row.branch]
+    assert [row.name for row in hub.workspaces.table.all()] == [session.row.branch]
     assert {"running", "finished"} <= {one.state for one in shown}
     hub.verify()
     with pytest.raises(Refused, match="no node of the cluster has what"):
@@ -352,7 +352,9 @@ def test_a_job_that_is_begun_twice_has_one_result(tmp_path: Path) -> None:
         point = session.commit("point")
         lease = hub.catalog.acquire("swarm:twice", "us", 10**12)
         terms = SwarmTerms(n=1, keep=KeepRule(), task="", score="")
-        row = SwarmRow(hub.new_id(), "two", bytes.fromhex(point.oid), hub.clock.now_ns(), terms)
+        row = SwarmRow(
+            hub.store.new_id(), "two", bytes.fromhex(point.oid), hub.clock.now_ns(), terms
+        )
         book = SwarmRecords(
             hub.catalog, session.id, create_swarm(hub.catalog, session.id, row, lease).id
         )

@@ -15,6 +15,7 @@ from tests.fixtures import forked
 from tests.swarm import tasks
 
 from ortet.errors import Invalid
+from ortet.hub.hub import hub_of
 from ortet.sessions.session import Session
 from ortet.swarm.task_transport import pack_task, unpack_task
 
@@ -93,4 +94,4 @@ def test_task_of_a_module_that_cannot_be_imported_is_refused(
     monkeypatch.setitem(sys.modules, "only_here", module)
     with pytest.raises(Invalid, match="No module named 'only_here'"):
         mind.swarm(module.task, n=2)
-    assert mind.hub.swarms.all(mind) == []
+    assert hub_of(mind).swarms.all(mind) == []

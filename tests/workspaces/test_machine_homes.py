@@ -13,7 +13,7 @@ from ortet.errors import Conflict, Unsupported
 from ortet.hub.hub import Hub
 from ortet.ids import Oid, from_hex
 from ortet.machines.base import Capability, Engine, Machine, MachineSpec
-from ortet.workspaces.machine_homes import MachineHomes
+from ortet.workspaces.machine_homes import HostEngines, MachineHomes
 from ortet.workspaces.table import WorkspaceRow
 from ortet.workspaces.workspace import Workspace
 
@@ -34,7 +34,9 @@ class Unable(Engine):
 
 
 def test_an_engine_that_cannot_be_used_says_what_to_change(tmp_path: Path) -> None:
-    machines = MachineHomes(tmp_path, lambda _: Unable())
+    machines = MachineHomes(
+        tmp_path, HostEngines(lambda _: Unable(), lambda: "unable", scope="workspace")
+    )
     with pytest.raises(Unsupported, match="second: no such; install it"):
         machines.check("unable")
 
@@ -42,7 +44,7 @@ def test_an_engine_that_cannot_be_used_says_what_to_change(tmp_path: Path) -> No
 def children(ws: Workspace, count: int) -> tuple[list[WorkspaceRow], Oid]:
     head = from_hex(ws.commit("point").oid)
     rows = [replace(ws.row, name="", machine=f"m{n}", files="private") for n in range(count)]
-    return rows, ws.hub.image_oid(head)
+    return rows, ws.store.image_oid(head)
 
 
 def test_copied_machines_are_removed_if_the_block_fails(hub: Hub, ws: Workspace) -> None:
@@ -50,7 +52,10 @@ def test_copied_machines_are_removed_if_the_block_fails(hub: Hub, ws: Workspace)
     homes = hub.root / "local/machines"
     gc.collect()  # what earlier tests left open
     descriptors = set(os.listdir("/proc/self/fd"))
-    with pytest.raises(ZeroDivisionError), hub._machines.copies(rows, image, None) as lives:
+    with (
+        pytest.raises(ZeroDivisionError),
+        hub.workspaces.machines.copies(rows, image, None) as lives,
+    ):
         assert [(live.machine.path / "a.txt").exists() for live in lives] == [True] * 3
         assert sorted(os.listdir(homes)) == sorted([ws.row.machine, "m0", "m1", "m2"])
         _ = 1 / 0
@@ -60,18 +65,18 @@ def test_copied_machines_are_removed_if_the_block_fails(hub: Hub, ws: Workspace)
 
 def test_machines_being_copied_are_not_listed_as_leftovers(hub: Hub, ws: Workspace) -> None:
     rows, image = children(ws, 2)
-    with hub._machines.copies(rows, image, None) as lives:
-        assert hub.leftovers() == []
-        with pytest.raises(Conflict), hub._machines.lock_for_removal(rows[0]):
+    with hub.workspaces.machines.copies(rows, image, None) as lives:
+        assert hub.maintenance.leftovers() == []
+        with pytest.raises(Conflict), hub.workspaces.machines.lock_for_removal(rows[0]):
             pass
     for live in lives:
         live.close()
-    assert {Path(one.path).name for one in hub.leftovers()} == {"m0", "m1"}
-    hub.tidy()
+    assert {Path(one.path).name for one in hub.maintenance.leftovers()} == {"m0", "m1"}
+    hub.maintenance.tidy()
     assert os.listdir(hub.root / "local/machines") == [ws.row.machine]
 
 
 def test_temporary_snapshot_machine_leaves_no_home_directory(hub: Hub, ws: Workspace) -> None:
-    image = hub._machines.capture_directory(ws.row, "camera")
-    assert image == hub.image_oid(from_hex(ws.commit("same").oid))
+    image = hub.workspaces.machines.capture_directory(ws.row, "camera")
+    assert image == hub.store.image_oid(from_hex(ws.commit("same").oid))
     assert os.listdir(hub.root / "local/machines") == [ws.row.machine]

@@ -26,7 +26,7 @@ def branch_heads(hub: Hub) -> dict[str, str]:
 
 class TestMerge:
     def test_merge_combines_the_changes_of_both_sides_in_one_commit(
-        self, ws: Workspace, work: Path
+        self, hub: Hub, ws: Workspace, work: Path
     ) -> None:
         (child,) = ws.fork()
         (child.path / "a.txt").write_text("one\ntwo\nTHREE\n")
@@ -39,7 +39,7 @@ class TestMerge:
         assert not (work / "src/main.py").exists()
         assert result.commit == ws.head
         assert (result.commit.message, result.conflicts) == ("merge proj/1", [])  # type: ignore[union-attr]
-        ours, theirs = (ws.hub.show(oid) for oid in ws.head.parents)  # type: ignore[union-attr]
+        ours, theirs = (hub.show(oid) for oid in ws.head.parents)  # type: ignore[union-attr]
         assert ours.message == "before merging proj/1"
         assert theirs == child.head
         assert theirs.message == "before being merged"
@@ -51,7 +51,7 @@ class TestMerge:
         self, hub: Hub, work: Path, engine: str, is_open: bool
     ) -> None:
         ws = hub.workspace(work)
-        ws.row = msgspec.structs.replace(ws.row, forks=engine)
+        ws.files.branch.row = msgspec.structs.replace(ws.row, forks=engine)
         (child,) = ws.fork()
         (child.path / "committed").touch()
         before = child.commit("c")
@@ -73,7 +73,7 @@ class TestMerge:
         self, hub: Hub, opened: Open, work: Path
     ) -> None:
         ws = hub.workspace(work)
-        ws.row = msgspec.structs.replace(ws.row, forks="overlay")
+        ws.files.branch.row = msgspec.structs.replace(ws.row, forks="overlay")
         (child,) = ws.fork()
         head = child.commit()
         other = opened()
@@ -349,6 +349,6 @@ class TestLandAgain:
         with hub.workspace(work, engine="folder", files="private") as private:
             (private.path / "new").touch()
             private.land()
-        row = hub.workspace_table.find_at(work, "inplace", "folder")
+        row = hub.workspaces.table.find_at(work, "inplace", "folder")
         assert row is not None
         assert (row.forks, (work / "new").exists()) == ("", True)

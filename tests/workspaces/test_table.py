@@ -19,7 +19,7 @@ from ortet.workspaces.table import WorkspaceRow
 
 
 def row_at(hub: Hub, path: Path, name: str = "proj", machine: str = "m") -> WorkspaceRow:
-    draft = hub.workspace_table.draft(path, "inplace", "folder")
+    draft = hub.workspaces.table.draft(path, "inplace", "folder")
     return replace(draft, name=name, machine=machine)
 
 
@@ -93,7 +93,7 @@ class TestNames:
     ) -> None:
         with pytest.raises(Invalid):
             hub.workspace(work, name=name, engine="folder")
-        assert list(hub.workspace_table.all()) == []
+        assert list(hub.workspaces.table.all()) == []
 
     def test_an_unknown_name_says_where_to_look(self, hub: Hub) -> None:
         with pytest.raises(NotFound, match="ortet branch"):
@@ -117,7 +117,7 @@ class TestForkNames:
         mine = hub.workspace(tmp_path / "mine", name="proj/1", engine="folder")
         (child,) = hub.workspace(work, engine="folder").fork(1)
         assert child.name == "proj/2"
-        assert hub.workspace_table.need("proj/1") == mine.row
+        assert hub.workspaces.table.need("proj/1") == mine.row
 
     def test_a_name_that_grew_too_long_is_refused_and_nothing_is_left(
         self, hub: Hub, work: Path
@@ -125,7 +125,7 @@ class TestForkNames:
         ws = hub.workspace(work, name="n" * 199, engine="folder")
         with pytest.raises(Invalid, match="200 bytes"):
             ws.fork(1)
-        assert [row.name for row in hub.workspace_table.all()] == [ws.name]
+        assert [row.name for row in hub.workspaces.table.all()] == [ws.name]
         assert os.listdir(hub.root / "local/machines") == [ws.row.machine]
 
 
@@ -158,11 +158,11 @@ class TestPlaces:
 
     def test_another_host_has_places_of_its_own(self, hub: Hub, work: Path) -> None:
         row = row_at(hub, work)
-        hub.workspace_table.add(replace(row, host="elsewhere"))
-        assert hub.workspace_table.find_at(work, "inplace", "folder") is None
+        hub.workspaces.table.add(replace(row, host="elsewhere"))
+        assert hub.workspaces.table.find_at(work, "inplace", "folder") is None
         with pytest.raises(Conflict):
-            hub.workspace_table.add(row)
-        assert hub.workspace_table.add(replace(row, name="here")).name == "here"
+            hub.workspaces.table.add(row)
+        assert hub.workspaces.table.add(replace(row, name="here")).name == "here"
 
     def test_a_long_path_has_a_place(self, hub: Hub, tmp_path: Path) -> None:
         deep = tmp_path
@@ -181,10 +181,10 @@ class TestAdd:
         self, hub: Hub, work: Path
     ) -> None:
         row = row_at(hub, work)
-        hub.workspace_table.add(row)
+        hub.workspaces.table.add(row)
         hub.catalog.drop_row("place", row.location_key)  # what a kill after the first row leaves
         assert hub.workspace(work, engine="folder").row.machine == row.machine
-        assert [found.name for found in hub.workspace_table.all()] == ["proj"]
+        assert [found.name for found in hub.workspaces.table.all()] == ["proj"]
 
     def test_a_place_whose_workspace_is_gone_is_taken_over(self, hub: Hub, work: Path) -> None:
         row = row_at(hub, work)
@@ -193,24 +193,24 @@ class TestAdd:
         assert hub.workspace(work, engine="folder").name == "proj"
 
     def test_two_directories_never_share_a_name(self, hub: Hub, work: Path, tmp_path: Path) -> None:
-        hub.workspace_table.add(row_at(hub, work))
+        hub.workspaces.table.add(row_at(hub, work))
         with pytest.raises(Conflict, match="choose another name"):
-            hub.workspace_table.add(row_at(hub, tmp_path / "other"))
-        assert hub.workspace_table.find_at(tmp_path / "other", "inplace", "folder") is None
+            hub.workspaces.table.add(row_at(hub, tmp_path / "other"))
+        assert hub.workspaces.table.find_at(tmp_path / "other", "inplace", "folder") is None
 
     def test_second_registration_of_a_directory_returns_the_first_workspace(
         self, hub: Hub, work: Path
     ) -> None:
-        first = hub.workspace_table.add(row_at(hub, work, "first"))
-        assert hub.workspace_table.add(row_at(hub, work, "second", "n")) == first
-        assert [row.name for row in hub.workspace_table.all()] == ["first"]
+        first = hub.workspaces.table.add(row_at(hub, work, "first"))
+        assert hub.workspaces.table.add(row_at(hub, work, "second", "n")) == first
+        assert [row.name for row in hub.workspaces.table.all()] == ["first"]
 
     def test_one_directory_opened_by_many_processes_is_one_workspace(
         self, hub: Hub, work: Path, together: Callable[..., list[Any]]
     ) -> None:
         found = together(*[("enter", hub.root, work)] * 4)
         assert {one["name"] for one in found} == {"proj"}
-        assert [row.name for row in hub.workspace_table.all()] == ["proj"]
+        assert [row.name for row in hub.workspaces.table.all()] == ["proj"]
         assert {one["oid"] for one in found} == {hub.show("proj").oid}
 
     def test_directories_of_one_name_opened_at_once_stay_apart(
@@ -236,7 +236,7 @@ class TestMove:
         child.close()
         moved = work.with_name("moved")
         work.rename(moved)
-        assert hub.reopen("proj", moved).commit("same").oid == first
+        assert hub.workspaces.reopen("proj", moved).commit("same").oid == first
         hub.workspace(name="proj/1").land()
         assert (moved / "from-fork").read_text() == "landed"
         assert not work.exists()
@@ -245,14 +245,14 @@ class TestMove:
         hub.workspace(work, engine="folder").commit("first")
         copy = work.with_name("copy")
         shutil.copytree(work, copy)
-        other = hub.reopen("proj", copy)
+        other = hub.workspaces.reopen("proj", copy)
         assert (other.name, other.head) == ("copy", None)
-        assert hub.reopen("proj", work).name == "proj"
+        assert hub.workspaces.reopen("proj", work).name == "proj"
 
     def test_a_pointer_without_a_name_finds_the_directory(self, hub: Hub, work: Path) -> None:
-        assert hub.locate("", work) is None
-        assert hub.reopen("", work).name == "proj"
-        assert hub.reopen("unknown", work).name == "proj"
+        assert hub.workspaces.locate("", work) is None
+        assert hub.workspaces.reopen("", work).name == "proj"
+        assert hub.workspaces.reopen("unknown", work).name == "proj"
 
 
 class TestDrop:
@@ -276,7 +276,7 @@ class TestDrop:
         self, hub: Hub, work: Path, engine: str, is_open: bool
     ) -> None:
         ws = hub.workspace(work)
-        ws.row = replace(ws.row, forks=engine)
+        ws.files.branch.row = replace(ws.row, forks=engine)
         keep, lose, clean = ws.fork(3)
         head = clean.head
         for child in (keep, lose):
@@ -297,7 +297,7 @@ class TestDrop:
         with hub.workspace(work) as ws:
             head = ws.commit("x")
         hub.drop("proj")
-        with hub.reopen("proj", work) as again:
+        with hub.workspaces.reopen("proj", work) as again:
             assert (again.name, again.head) == ("proj", head)
 
     def test_a_workspace_in_place_leaves_only_its_directory(
@@ -309,7 +309,7 @@ class TestDrop:
         hub.drop("proj")
         assert read(work) == before
         assert os.listdir(hub.root / "local/machines") == []
-        assert hub.workspace_table.find_at(work, "inplace", "folder") is None
+        assert hub.workspaces.table.find_at(work, "inplace", "folder") is None
 
     def test_drop_of_an_unknown_workspace_is_not_found(self, hub: Hub) -> None:
         with pytest.raises(NotFound, match="ortet branch"):
@@ -330,14 +330,14 @@ class TestDrop:
         assert child.commit("goes on").parents
         hub.close()
         other.drop(child.name)
-        assert [row.name for row in other.workspace_table.all()] == [ws.name]
+        assert [row.name for row in other.workspaces.table.all()] == [ws.name]
 
     def test_opening_what_was_just_dropped_makes_nothing(self, hub: Hub, work: Path) -> None:
         (child,) = hub.workspace(work, engine="folder").fork()
         child.close()
         hub.drop("proj/1")
         with pytest.raises(NotFound, match="ortet branch"):
-            hub._open_workspace(child.row)  # as one who read the row before
+            hub.workspaces.open_row(child.row)  # as one who read the row before
         assert not child.path.parent.exists()
 
     def test_a_missing_object_does_not_cost_uncommitted_files(

@@ -179,10 +179,12 @@ class TestFiles:
         with pytest.raises(NotFound, match="commit first"):
             hub.workspace(work).undo()
 
-    def test_redo_works_in_the_next_process(self, ws: Workspace, store: Path, work: Path) -> None:
+    def test_redo_works_in_the_next_process(
+        self, hub: Hub, ws: Workspace, store: Path, work: Path
+    ) -> None:
         ws.undo(2)
-        ws.hub.close()
-        with open_hub(store) as hub, hub.workspace(work) as again:
+        hub.close()
+        with open_hub(store) as later, later.workspace(work) as again:
             again.redo()
             assert (work / "a").read_text() == "2"
 

@@ -42,10 +42,9 @@ class TestCommit:
         assert hub.refs.reflog("proj")[0].detail == "second"
 
     def test_the_same_files_have_the_same_state_anywhere(
-        self, opened: Open, ws: Workspace, tmp_path: Path
+        self, opened: Open, hub: Hub, ws: Workspace, tmp_path: Path
     ) -> None:
         first = ws.commit("here")
-        hub = ws.hub
         hub.restore(first.oid, to=tmp_path / "copy")
         assert (
             hub.workspace(tmp_path / "copy", engine="folder").commit("there").state == first.state
@@ -129,7 +128,7 @@ class TestOthers:
     """Another hub, or another process, on the same branch."""
 
     def test_commit_after_another_moved_the_head_conflicts_once_then_succeeds(
-        self, opened: Open, ws: Workspace, work: Path, read: Read
+        self, opened: Open, hub: Hub, ws: Workspace, work: Path, read: Read
     ) -> None:
         ws.commit("first")
         other = opened().workspace(work, engine="folder")
@@ -147,10 +146,10 @@ class TestOthers:
         with pytest.raises(Conflict):
             other.commit("x")
         assert other.commit("nothing new") == ours
-        assert history(ws.hub) == ["ours", "theirs", "first"]
+        assert history(hub) == ["ours", "theirs", "first"]
 
     def test_an_old_state_again_is_not_mistaken_for_the_head(
-        self, opened: Open, ws: Workspace, work: Path
+        self, opened: Open, hub: Hub, ws: Workspace, work: Path
     ) -> None:
         first = ws.commit("first")
         other = opened().workspace(work, engine="folder")
@@ -158,7 +157,7 @@ class TestOthers:
         theirs = other.commit("theirs")
         times = work.stat().st_mtime_ns
         (work / "b").unlink()
-        ws.hub.restore(first.oid, to=work.with_name("was"))
+        hub.restore(first.oid, to=work.with_name("was"))
         was = work.with_name("was").stat().st_mtime_ns
         assert was != times
         os.utime(work, ns=(was, was))
@@ -180,7 +179,7 @@ class TestOthers:
         assert ws.commit("ours") == theirs
 
     def test_a_restore_that_loses_the_race_changes_no_file(
-        self, opened: Open, ws: Workspace, work: Path, read: Read
+        self, opened: Open, hub: Hub, ws: Workspace, work: Path, read: Read
     ) -> None:
         first = ws.commit("first")
         (work / "b").write_text("second")
@@ -194,7 +193,7 @@ class TestOthers:
         assert read(work) == before
         ws.restore(first.oid)
         assert "c" not in read(work)
-        assert history(ws.hub, "proj@{1}") == ["third", "second", "first"]
+        assert history(hub, "proj@{1}") == ["third", "second", "first"]
 
     def test_processes_that_commit_to_one_branch_lose_nothing(
         self, hub: Hub, ws: Workspace, work: Path, together: Callable[..., list[Any]]
@@ -209,16 +208,16 @@ class TestOthers:
     def test_a_renamed_or_dropped_workspace_says_what_to_do(
         self, opened: Open, ws: Workspace, work: Path
     ) -> None:
-        from ortet.workspaces import branches
+        from ortet.hub import branches
 
         ws.commit("first")
-        branches.rename(opened(), "proj", "renamed")
+        branches.rename(opened().session_manager, "proj", "renamed")
         (work / "b").touch()
         for _ in range(2):
             with pytest.raises(NotFound, match="open the directory again"):
                 ws.commit("second")
         assert opened().workspace(work, engine="folder").commit("second").message == "second"
-        assert ws.hub.refs.get("proj") is None
+        assert ws.store.refs.get("proj") is None
 
     def test_opening_waits_for_a_restore_that_is_under_way(
         self, hub: Hub, ws: Workspace, work: Path, start: Callable[..., Any]
@@ -514,7 +513,7 @@ class TestForkFails:
             assert caught.value.kind == "disk_full"
             assert os.listdir(store / "local/machines") == [ws.row.machine]
             assert [head.name for head in hub.refs.branches()] == ["proj"]
-            assert [row.name for row in hub.workspace_table.all()] == ["proj"]
+            assert [row.name for row in hub.workspaces.table.all()] == ["proj"]
             assert (read(work), ws.status().clean) == (before, True)
             assert [child.name for child in ws.fork(1)] == ["proj/1"]
 
@@ -560,7 +559,7 @@ class TestEngines:
     def test_an_unknown_engine_is_refused_and_not_remembered(self, hub: Hub, work: Path) -> None:
         with pytest.raises(Invalid, match="give auto, folder"):
             hub.workspace(work, engine="magic")
-        assert list(hub.workspace_table.all()) == []
+        assert list(hub.workspaces.table.all()) == []
         assert hub.workspace(work, engine="folder").commit("works").message == "works"
         with pytest.raises(Invalid, match="give auto, folder"):
             hub.workspace(work, engine="magic")
@@ -572,7 +571,7 @@ class TestEngines:
         with pytest.raises(Unsupported, match="engine='overlay'") as caught:
             hub.workspace(work, engine="criu")
         assert caught.value.kind == "engine_unusable"
-        assert list(hub.workspace_table.all()) == []
+        assert list(hub.workspaces.table.all()) == []
 
     @pytest.mark.parametrize("engine", ["overlay", "criu"])
     def test_engines_that_keep_files_private_cannot_be_in_place(
@@ -637,7 +636,7 @@ class TestClose:
             lambda: ws.restore(first.oid),
             lambda: ws.merge("proj/1"),
             lambda: child.merge(ws),
-            ws.current_image,
+            ws.files.current_image,
         ]
         for verb in verbs:
             with pytest.raises(Invalid, match="open it again") as caught:

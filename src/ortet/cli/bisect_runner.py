@@ -73,7 +73,7 @@ def continue_search(hub: Hub, row: WorkspaceRow, state: BisectState) -> BisectSe
         answer = bisect.result()
         assert answer is not None
         return answer
-    copy = hub.fork(row, None, from_hex(oid), 1)[0]
+    copy = hub.workspaces.fork(row, None, from_hex(oid), 1)[0]
     search = BisectSearch(state=state, current=oid, copy=copy.name)
     hub.catalog.put_row(BISECT_ROW_KIND, row.name, encode(search))
     return search
@@ -99,7 +99,7 @@ def end_search(hub: Hub, row: WorkspaceRow) -> None:
 
 def drop_copy(hub: Hub, copy: str) -> None:
     """Delete a private copy and its branch. The user may have dropped the copy already."""
-    if copy and hub.workspace_table.get(copy):
+    if copy and hub.workspaces.table.get(copy):
         hub.drop(copy, discard=True)
     if copy and hub.refs.get(copy):
         hub.refs.delete(copy, actor=hub.author, detail="bisect")
@@ -108,7 +108,7 @@ def drop_copy(hub: Hub, copy: str) -> None:
 @contextmanager
 def private_checkout(hub: Hub, row: WorkspaceRow, oid: str) -> Iterator[Workspace]:
     """Check out a commit in a private workspace that is deleted afterwards."""
-    copy = hub.fork(row, None, from_hex(oid), 1)[0]
+    copy = hub.workspaces.fork(row, None, from_hex(oid), 1)[0]
     try:
         yield copy
     finally:

@@ -118,15 +118,15 @@ class CliCall(CliOutput):
         the original. A command that only reads leaves the pointer unchanged.
         """
         if name is not None:
-            row = self.hub.workspace_table.need(name)
+            row = self.hub.workspaces.table.need(name)
             return self.cached_workspace(row) or self.hub.workspace(name=name)
         pointer = self.pointer()
         if pointer is None:
             raise _no_workspace(self.cwd)
         said = self._pointer_workspace(pointer)
-        located = self.hub.locate(said or "", pointer.directory)
+        located = self.hub.workspaces.locate(said or "", pointer.directory)
         workspace = self.cached_workspace(located) if located else None
-        workspace = workspace or self.hub.reopen(said or "", pointer.directory)
+        workspace = workspace or self.hub.workspaces.reopen(said or "", pointer.directory)
         if writes and said is not None and workspace.name != said:
             from ortet.config.pointer_file import write_pointer
 
@@ -164,7 +164,7 @@ class CliCall(CliOutput):
         It is enough to read history.
         """
         if name is not None:
-            return self.hub.workspace_table.need(name)
+            return self.hub.workspaces.table.need(name)
         pointer = self.pointer()
         row = self._locate_row(pointer) if pointer else None
         if row is None:
@@ -188,12 +188,12 @@ class CliCall(CliOutput):
         """
         here = self.cwd.resolve()
         for directory in (here, *here.parents):
-            if row := self.hub.workspace_table.find_at(directory, "inplace", "folder"):
+            if row := self.hub.workspaces.table.find_at(directory, "inplace", "folder"):
                 return row.name
         return None
 
     def _locate_row(self, pointer: Pointer) -> WorkspaceRow | None:
-        return self.hub.locate(self._pointer_workspace(pointer) or "", pointer.directory)
+        return self.hub.workspaces.locate(self._pointer_workspace(pointer) or "", pointer.directory)
 
     def resolve(self, ref: str, branch: str | None = None) -> Oid:
         """Return the commit that `ref` names.
@@ -224,7 +224,7 @@ class CliCall(CliOutput):
             return
         for ref in refs:
             try:
-                with self.hub.private_workspace(ref) as private:
+                with self.hub.workspaces.private_workspace(ref) as private:
                     dirty = private is not None and not private.status().clean
             except OrtetError:  # in use elsewhere, or unusable here: skip the warning
                 continue

@@ -114,9 +114,9 @@ def list_dead(hub: Hub, live: Collection[str]) -> list[str]:
     """
     names = sorted(name for name in live_machines.recorded_machines(hub.root) if name not in live)
     for name in names:
-        if hub.workspace_table.get(name) is None:  # dropped in the meantime
+        if hub.workspaces.table.get(name) is None:  # dropped in the meantime
             live_machines.remove_record(hub.root, name)
-    return [name for name in names if hub.workspace_table.get(name) is not None]
+    return [name for name in names if hub.workspaces.table.get(name) is not None]
 
 
 def resolve_name(call: CliCall, name: str | None) -> str:
@@ -140,7 +140,7 @@ def resolve_name(call: CliCall, name: str | None) -> str:
 
 def _machine_of_directory(call: CliCall, directory: Path) -> str:
     for engine in ("criu", "overlay"):
-        row = call.hub.workspace_table.find_at(directory.resolve(), "private", engine)
+        row = call.hub.workspaces.table.find_at(directory.resolve(), "private", engine)
         if row is not None:
             return row.name
     return ""
@@ -152,7 +152,7 @@ def require_live(call: CliCall, name: str | None) -> LiveMachineInfo:
     found = list_live(call.hub.root).get(meant)
     if found is None:
         if meant:
-            call.hub.workspace_table.need(meant)
+            call.hub.workspaces.table.need(meant)
         raise NotFound(
             "not_live",
             f"{meant or 'the machine of this directory'} does not live: `ortet start"
@@ -170,7 +170,7 @@ def find_or_start(
     """
     meant = resolve_name(call, name)
     if found := list_live(call.hub.root).get(meant):
-        if network not in (None, call.hub.workspace_table.need(meant).network):
+        if network not in (None, call.hub.workspaces.table.need(meant).network):
             raise Conflict(
                 "already_live",
                 f"{meant} lives, with the network it has: `ortet stop {meant}`, then start it so",
@@ -179,7 +179,7 @@ def find_or_start(
     words = ["machine", "open", *(["--restore"] if restore else [])]
     words += ["--network", network] if network is not None else []
     if meant:
-        call.hub.workspace_table.need(meant)
+        call.hub.workspaces.table.need(meant)
         words += ["-w", meant]
     told = run_in_agent(call, meant or f"{call.row().name}-live", words, start=True)
     for loss in told.pop("losses"):

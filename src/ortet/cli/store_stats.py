@@ -75,7 +75,7 @@ def checkout_sizes(hub: Hub) -> CheckoutSizes:
                 return CheckoutSizes(total, len(commits), False)
             commits.add(commit.oid)
             try:
-                root = hub.read_image(hub.image_oid(from_hex(commit.oid))).root
+                root = hub.store.read_image(hub.store.image_oid(from_hex(commit.oid))).root
             except OrtetError:  # a commit without files
                 continue
             if root.data not in sizes:

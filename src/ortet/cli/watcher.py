@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ortet.history.diff.tree_diff import TreeChange
     from ortet.history.records import Image
     from ortet.machines.base import Loss
-    from ortet.workspaces.workspace import Workspace
+    from ortet.workspaces.manager import WorkspaceManager
+from ortet.workspaces.workspace import Workspace
 
 _MAX_NAMED_FILES = 3
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -94,6 +95,7 @@ class Watcher:
 
     def __init__(
         self,
+        manager: WorkspaceManager,
         workspace: Workspace,
         stop: WatchStop,
         *,
@@ -102,6 +104,7 @@ class Watcher:
         on_error: Callable[[OrtetError], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._manager = manager
         self._workspace = workspace
         self._stop = stop
         self._timing = timing
@@ -173,7 +176,7 @@ class Watcher:
     def _scan_files(self) -> None:
         """Scan the files. All their directories are watched from then on."""
         self._has_unwatched = False
-        self._last_image = self._workspace.current_image()
+        self._last_image = self._workspace.files.current_image()
 
     def _commit(self) -> WatchedCommit | None:
         began = time.perf_counter()
@@ -185,7 +188,7 @@ class Watcher:
         message = self._message or commit_message(found.changes)
         before = workspace.head
         info = workspace.commit(message)
-        self._last_image = workspace.current_image()
+        self._last_image = workspace.files.current_image()
         if before is not None and before.oid == info.oid:
             return None
         return WatchedCommit(info, found.changes, workspace.losses, time.perf_counter() - began)
@@ -224,9 +227,9 @@ class Watcher:
             return
         workspace.close()
         self._is_open = False
-        if workspace.hub.workspace_table.get(workspace.name) is None:
+        if self._manager.table.get(workspace.name) is None:
             raise _dropped(workspace.name)
-        self._workspace = workspace.hub.workspace(name=workspace.name)
+        self._workspace = self._manager.open(name=workspace.name)
         self._is_open = True
 
     def _schedule_retry(self, error: OrtetError) -> None:

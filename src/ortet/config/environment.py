@@ -228,10 +228,11 @@ def open_hub(
     # imported here, so that reading a pointer or a setting does not load a database
     from ortet.backends.local.memory import ProcessCache
     from ortet.history.tree.tree import Trees
-    from ortet.hub.hub import Hub
+    from ortet.hub.hub import Hub, HubOptions
     from ortet.store.context import StoreContext, default_author, read_replay_request
     from ortet.swarm.lazy import LazySwarms
     from ortet.vault.keys import VAULT_KEY_VARIABLE, Keyring
+    from ortet.workspaces.machine_homes import HostEngines
 
     _check_embedder(embedder)  # before anything is created
     clock = clock or SystemClock()
@@ -243,32 +244,35 @@ def open_hub(
     engine = _engine_factory(
         objects, trees, clock, root=root, watch=watch, one_shot=one_shot, criu=criu
     )
-    return Hub(
-        StoreContext(
-            url=found.url,
-            root=root,
-            catalog=found.catalog,
-            bucket=found.bucket,
-            signal=found.signal,
-            objects=objects,
-            trees=trees,
-            engine=engine,
-            strongest=lambda: _strongest(engine),
-            clock=clock,
-            random=random,
-            author=_text(environ.get("ORTET_AUTHOR")) or settings.author or default_author(),
-            host=found.host,
-            scope="host" if os.geteuid() == 0 else "workspace",
-            hide=_secret_places(environ),
-            encore=read_replay_request(environ),
-            vault=Keyring(environ.get(VAULT_KEY_VARIABLE, ""), config_directory(environ)),
-            environ=environ,
-            swarms=LazySwarms(open_hub),
-            cache=found.cache or ProcessCache(clock),
-            embedder=settings.embedder if embedder is None else embedder,
-            shelves=found.index_factory,
-        )
+    store = StoreContext(
+        url=found.url,
+        root=root,
+        catalog=found.catalog,
+        bucket=found.bucket,
+        signal=found.signal,
+        cache=found.cache or ProcessCache(clock),
+        objects=objects,
+        trees=trees,
+        clock=clock,
+        random=random,
+        author=_text(environ.get("ORTET_AUTHOR")) or settings.author or default_author(),
+        host=found.host,
+        environ=environ,
+        keyring=Keyring(environ.get(VAULT_KEY_VARIABLE, ""), config_directory(environ)),
     )
+    engines = HostEngines(
+        find=engine,
+        strongest=lambda: _strongest(engine),
+        scope="host" if os.geteuid() == 0 else "workspace",
+        hide=_secret_places(environ),
+    )
+    options = HubOptions(
+        swarms=LazySwarms(open_hub),
+        embedder=settings.embedder if embedder is None else embedder,
+        index_factory=found.index_factory,
+        replay_request=read_replay_request(environ),
+    )
+    return Hub(store, engines, options)
 
 
 def _open_backends(

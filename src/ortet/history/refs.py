@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from ortet._util.codec import decode
 from ortet.backends.base import Catalog, Head, Lease, Move, Op
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.history.commits import CommitInfo, History
@@ -334,3 +335,29 @@ def _translate_conflict(kind: RefKind, name: str) -> Iterator[None]:
 
 def _join_first(names: Sequence[str], count: int = 5) -> str:
     return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
+
+
+REFLOG_EXPIRY_ROW = ("care", "expired")
+"""Kind and key of the row that holds the expiry of reflog entries."""
+
+
+class ReflogExpiry(msgspec.Struct, frozen=True):
+    """Marks reflog entries whose commits a sweep may delete.
+
+    An entry is expired if its number is at most `seq` and it is older than `time`. The catalog
+    keeps the newest entry of each head regardless of age. Age alone is therefore not enough: the
+    old commit of such an entry may already be deleted.
+    """
+
+    time: int = 0
+    seq: int = 0
+
+    def covers(self, op: Op) -> bool:
+        """Return True if the reflog entry has expired."""
+        return op.seq <= self.seq and op.time < self.time
+
+
+def load_reflog_expiry(catalog: Catalog) -> ReflogExpiry:
+    """Return the stored expiry; by default nothing has expired."""
+    row = catalog.row(*REFLOG_EXPIRY_ROW)
+    return decode(ReflogExpiry, row.value) if row else ReflogExpiry()

@@ -1,45 +1,34 @@
 """The `Hub` class: an open store and its public verbs.
 
-`Hub` itself holds workspaces and history. Its base classes hold the other verbs; see `ortet.hub`.
+`Hub` is the composition root. It connects the store with its workspaces and sessions, and hands
+store-wide verbs to `maintenance`, `transfer` and `governance`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
-from msgspec.structs import replace
+import msgspec
 
-from ortet._util.codec import decode
-from ortet._util.validation import DICT, TEXT, check_text, optional
-from ortet.backends.base import Catalog, Signal
-from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable
-from ortet.history import records
-from ortet.history.commits import CommitInfo, History
+from ortet._util.validation import CALLABLE, DICT, TEXT, check_text, optional
+from ortet.errors import Invalid, NotFound, Refused, Unavailable
+from ortet.history.commits import CommitInfo
 from ortet.history.diff.tree_diff import TreeChange, diff_images
-from ortet.history.refs import Ref, Refs, is_ref_name
-from ortet.hub.governance.service import Governance
+from ortet.history.refs import Ref
 from ortet.hub.governance.tombstones import replacement_of
-from ortet.hub.inbox_api import InboxApi
-from ortet.hub.maintenance import Maintenance, Progress
-from ortet.hub.memory_queries import MemoryQueries
-from ortet.ids import Oid, to_hex, uuid7
 from ortet.machines.base import Report
 from ortet.store.context import StoreContext
 from ortet.store.pin_commit import ref_writer
-from ortet.store.sweep_retry import run_with_sweep_retry
-from ortet.workspaces.commit_participant import CommitParticipant, NoParticipant
-from ortet.workspaces.forks import WorkspaceForksMixin
-from ortet.workspaces.machine_homes import MachineHomes
+from ortet.workspaces.commit_participant import CommitParticipant
+from ortet.workspaces.machine_homes import HostEngines
+from ortet.workspaces.manager import WorkspaceManager
 from ortet.workspaces.table import (
     FilesMode,
     RootScope,
-    WorkspaceRow,
-    WorkspaceTable,
     check_outside_store,
     existing_directory,
     real_path,
@@ -47,40 +36,157 @@ from ortet.workspaces.table import (
 from ortet.workspaces.workspace import Workspace
 
 if TYPE_CHECKING:
-    from ortet.journal.state.records import Effect
-    from ortet.machines.secrets.scanner import SecretScanner
+    from ortet.history.transfer.bundle import BundleReport
+    from ortet.hub.governance.audit import AuditReport
+    from ortet.hub.governance.service import Governance
+    from ortet.hub.governance.tombstones import ErasureReceipt
+    from ortet.hub.inbox_api import InboxApi
+    from ortet.hub.maintenance import Maintenance
+    from ortet.hub.memory_queries import MemoryQueries
+    from ortet.hub.transfer import Transfer, TransferReport
+    from ortet.journal.events import Event
+    from ortet.journal.replay.run_diff import RunDiff
+    from ortet.journal.reports.checkpoint import AgentCheckpoint
+    from ortet.journal.state.records import Approval, Episode, Message
+    from ortet.memory.base import IndexFactory
+    from ortet.memory.embedders.base import Embedder
+    from ortet.memory.extraction.facts import Extractor
+    from ortet.objects.gc.sweep import SweepReport
+    from ortet.objects.gc.verify import VerifyReport
+    from ortet.sessions.actions.bill import Bill, GroupBy, Since
     from ortet.sessions.manager import SessionManager
+    from ortet.sessions.memory.consolidate import ConsolidationReport
+    from ortet.sessions.memory.report import MemoryDiff
     from ortet.sessions.profiles import ProbePolicy
     from ortet.sessions.reader import SessionReader
-    from ortet.sessions.results import UnavailableSecret
+    from ortet.sessions.results import ArchiveRecord, RecallResult
     from ortet.sessions.session import Session
     from ortet.sessions.starting import FilesLocation
     from ortet.sessions.swarm_api import SwarmRunner
     from ortet.sessions.table import SessionRow
+    from ortet.sessions.times import Moment
     from ortet.sessions.writing.event_writer import Durability
+    from ortet.store.context import ReplayRequest
     from ortet.vault.vault import Vault
 
-
-# Verbs of `Hub` that open, list and read sessions, and redact secrets.
-
-_SECRETS_MAX_AGE_NS = 1_000_000_000
+Progress = Callable[[int, int], None]
+"""Called with (done, total) during a long operation."""
 
 
-class SessionApi:
-    """Base class of `Hub` for session verbs. A command about files alone loads no session code."""
+class HubOptions(msgspec.Struct, frozen=True):
+    """What sessions of a hub use beside the store.
 
-    root: Path
-    catalog: Catalog
-    signal: Signal
-    workspace_table: WorkspaceTable
-    _store: StoreContext
-    _sessions: SessionManager | None = None
-    _allows_secrets = False
-    _secret_scanner: tuple[list[tuple[str, int]], SecretScanner] | None = None
-    _secrets_checked: tuple[int, int] = (
-        0,
-        0,
-    )  # time of the last check, and `_vault_changes` at that time
+    Attributes:
+        swarms: Runs swarms.
+        embedder: Embedder for semantic recall, or its name.
+        index_factory: Memory index, if hosts share one.
+        replay_request: Request to replay a session when this program opens it.
+    """
+
+    swarms: SwarmRunner
+    embedder: Embedder | str | None = None
+    index_factory: IndexFactory | None = None
+    replay_request: ReplayRequest | None = None
+
+
+class Hub:
+    """An open store.
+
+    A hub opens sessions and workspaces, reads history and maintains the store. Use it as a context
+    manager, or call `close()`. Do not use it in a forked child process; open the store again there.
+
+    Attributes:
+        store: The services of the store.
+        workspaces: Opens and finds workspaces.
+        close_callbacks: Functions that `close` calls before anything is closed.
+
+    Example:
+        with ortet.open() as hub, hub.session("fix-42") as s:
+            s.say("user", "the login test fails")
+    """
+
+    def __init__(self, store: StoreContext, engines: HostEngines, options: HubOptions) -> None:
+        self.store = store
+        self.url = store.url
+        self.root = store.root
+        self.catalog = store.catalog
+        self.bucket = store.bucket
+        self.signal = store.signal
+        self.cache = store.cache
+        self.objects = store.objects
+        self.trees = store.trees
+        self.clock = store.clock
+        self.author = store.author
+        self.random = store.random
+        self.history = store.history
+        self.refs = store.refs
+        self.environ = store.environ
+        self.initial_environ = store.initial_environ
+        self.close_callbacks: list[Callable[[], None]] = []
+        self.workspaces = WorkspaceManager(store, engines)
+        self.workspaces.find_participant = self._find_participant
+        self._options = options
+        store.refs.run_pinned = ref_writer(store)
+        store.objects.find_replacement = lambda oid: replacement_of(store.catalog, oid)
+
+    def __repr__(self) -> str:
+        # The query part of a URL may contain a password.
+        return f"<Hub {self.url.partition('?')[0] if '://' in self.url else self.url}>"
+
+    def __enter__(self) -> Hub:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Pause all sessions, close all workspaces including forks, then close the store.
+
+        Every step runs even if an earlier one fails.
+        """
+        store = self.store
+        with ExitStack() as last:  # runs all callbacks even if one fails
+            last.callback(store.catalog.close)
+            last.callback(store.bucket.close)
+            last.callback(store.signal.close)
+            last.callback(store.cache.close)
+            last.callback(self._close_objects)
+            last.callback(self.workspaces.close)
+            if self._has_session_manager:
+                last.callback(self.session_manager.close)
+            for call in self.close_callbacks:
+                last.callback(call)
+
+    def _close_objects(self) -> None:
+        # Every commit has flushed its objects. Objects that cannot be written now belong to no
+        # commit.
+        with suppress(Refused, Unavailable):
+            self.store.objects.close()
+
+    # sessions
+
+    @cached_property
+    def session_manager(self) -> SessionManager:
+        """Opens and finds sessions. A command about files alone does not load it."""
+        from ortet.sessions.manager import SessionManager
+
+        options = self._options
+        return SessionManager(
+            self.store,
+            self.workspaces,
+            swarms=options.swarms,
+            hub=self,
+            embedder=options.embedder,
+            index_factory=options.index_factory,
+            replay_request=options.replay_request,
+        )
+
+    @property
+    def _has_session_manager(self) -> bool:
+        return "session_manager" in self.__dict__
+
+    def _find_participant(self, branch: str) -> CommitParticipant:
+        return self.session_manager.detached_participant(branch)
 
     def session(
         self,
@@ -151,11 +257,12 @@ class SessionApi:
         optional(DICT, budget=budget, limits=limits)
         optional(TEXT, profile=profile, handover=handover, network=network)
         held = None if limits is None else dict(limits)
+        sessions = self.session_manager
         place = self._files_location(workspace, files, engine, limits=held, network=network)
-        works_for = "" if parent in (None, "") else self._session_manager().table.resolve(parent)
+        works_for = "" if parent in (None, "") else sessions.table.resolve(parent)
         chosen = (durability, commit, profile, works_for, replay, handover, environment)
         manner = OpenOptions(*chosen, check_scopes(scopes))
-        return self._session_manager().open(
+        return sessions.open(
             name, agent=agent, goal=goal, budget=budget, location=place, options=manner
         )
 
@@ -172,30 +279,19 @@ class SessionApi:
         from ortet.sessions.starting import FilesLocation
 
         if workspace is not None:
-            directory = check_outside_store(self.root, existing_directory(workspace))
-            cast("Hub", self).resolve_files_and_engine(
-                engine, files
-            )  # raises Invalid if the arguments contradict
+            directory = check_outside_store(self.store.root, existing_directory(workspace))
+            # raises Invalid if the arguments contradict
+            self.workspaces.resolve_files_and_engine(engine, files)
             return FilesLocation(os.fspath(directory), engine, files, limits, network)
         if files == "inplace":
             raise Invalid("bad_workspace", "files='inplace' of which directory? give workspace=")
         if engine != "auto" or files is not None:
-            cast("Hub", self).resolve_files_and_engine(
-                engine, "private" if files is None else files
-            )
+            self.workspaces.resolve_files_and_engine(engine, "private" if files is None else files)
         return FilesLocation(engine=engine, files=files, limits=limits, network=network)
-
-    def find_workspace_row(
-        self, path: str, engine: str, files: FilesMode | None
-    ) -> WorkspaceRow | None:
-        """Return the workspace row of a directory, or None if it is not a workspace yet."""
-        return self.workspace_table.find_at(
-            Path(path), *cast("Hub", self).resolve_files_and_engine(engine, files)
-        )
 
     def sessions(self) -> list[SessionRow]:
         """Return the rows of all sessions, oldest first."""
-        return self._session_manager().all()
+        return self.session_manager.all()
 
     def get(self, session: str) -> SessionReader:
         """Return a read-only view of a session. It needs no lease.
@@ -206,114 +302,24 @@ class SessionApi:
         Raises:
             NotFound: If there is no such session.
         """
-        minds = self._session_manager()
-        return minds.get(minds.table.resolve(session))
-
-    @cached_property
-    def vault(self) -> Vault:
-        """Encrypted secrets by name. They are never part of a commit."""
-        from ortet.vault.vault import Vault
-
-        parts = self._store
-        return Vault(parts.catalog, parts.vault, clock=parts.clock, random=parts.random)
-
-    def known_secrets(self) -> SecretScanner | None:
-        """Return a scanner for secrets that no commit may contain, or None.
-
-        The secrets are those of the vault and of the environment. None means that there are none,
-        or that `allow_secrets` is active.
-        """
-        if self._allows_secrets:
-            return None
-        versions, after = list[tuple[str, int]](), ""
-        while page := self.catalog.rows("vault", after):
-            versions += [(r.key, r.version) for r in page if not r.key.startswith("browser/")]
-            after = page[-1].key
-        if self._secret_scanner is None or self._secret_scanner[0] != versions:
-            from ortet.vault.redaction import known_secrets
-
-            self._secret_scanner = (
-                versions,
-                known_secrets(self.vault, versions, self._store.environ),
-            )
-        self._secrets_checked = self._store.clock.now_ns(), self._vault_changes
-        return self._secret_scanner[1] or None
-
-    def redact(self, value: Any) -> Any:
-        """Return plain data with every known secret replaced by its name.
-
-        The list of secrets is at most one second old. A secret that another process has just added
-        may be missed here. A commit reads the list again.
-        """
-        when, puts = self._secrets_checked
-        if self._allows_secrets:
-            return value
-        if (
-            puts != self._vault_changes
-            or not 0 <= self._store.clock.now_ns() - when < _SECRETS_MAX_AGE_NS
-        ):
-            self.known_secrets()
-        known = self._secret_scanner[1] if self._secret_scanner is not None else None
-        return known.redact(value) if known else value
-
-    def redact_bytes(self, data: bytes) -> bytes:
-        """Return bytes with every known secret replaced by its name. The list is read again."""
-        known = self.known_secrets()
-        return known.redact_bytes(data) if known else data
-
-    def unrestorable_since(
-        self, branch: str, commit: Oid
-    ) -> tuple[list[Effect], list[UnavailableSecret]]:
-        """Return what a restore of `branch` to `commit` cannot undo or restore.
-
-        Returns:
-            Effects on the outside world since the commit, and secrets that the commit refers to and
-                that are not available here. Both are empty if no session works on the branch.
-        """
-        if self.catalog.row("session-branch", branch) is None:
-            return [], []
-        from ortet.sessions.environment.environments import environment_at_commit
-        from ortet.sessions.history.lapsed import effects_since_commit, unavailable_secrets
-
-        minds, hub = self._session_manager(), cast("Hub", self)
-        row = minds.table.find_by_branch(branch)
-        if row is None:
-            return [], []
-        secrets = unavailable_secrets(minds, commit, environment_at_commit(minds, commit))
-        return effects_since_commit(hub, row, commit), secrets
+        sessions = self.session_manager
+        return sessions.get(sessions.table.resolve(session))
 
     @property
-    def _vault_changes(self) -> int:
-        """Number of changes that this process made to the vault."""
-        vault: Vault | None = self.__dict__.get("vault")
-        return vault.change_count if vault is not None else 0
-
-    @contextmanager
-    def allow_secrets(self, allow: bool) -> Iterator[None]:
-        """Within the block, commits may contain secrets if `allow` is True."""
-        before, self._allows_secrets = self._allows_secrets, self._allows_secrets or allow
-        try:
-            yield
-        finally:
-            self._allows_secrets = before
+    def vault(self) -> Vault:
+        """Encrypted secrets by name. They are never part of a commit."""
+        return self.store.vault
 
     @property
     def swarms(self) -> SwarmRunner:
         """Runs swarms and reads those that were run before."""
-        return self._store.swarms
-
-    def _session_manager(self) -> SessionManager:
-        if self._sessions is None:
-            from ortet.sessions.manager import SessionManager
-
-            self._sessions = SessionManager(cast("Hub", self), self._store.host, self._store.encore)
-        return self._sessions
+        return self._options.swarms
 
     def open_branch_session(self, branch: str) -> Session | None:
         """Open the session that works on a branch, or return None if it is closed or missing."""
-        if self.catalog.row("session-branch", branch) is None:
+        if self.store.catalog.row("session-branch", branch) is None:
             return None
-        row = self._session_manager().table.find_by_branch(branch)
+        row = self.session_manager.table.find_by_branch(branch)
         if row is None or row.status in ("closed", "archived"):
             return None
         return self.session(row.name, agent=row.agent)
@@ -326,133 +332,18 @@ class SessionApi:
         Args:
             keep_open: A session that is not paused.
         """
-        if self._sessions is None:
-            return
-        if keep_open is None:
-            self._sessions.close()
-            self._sessions = None
-            return
-        with ExitStack() as last:  # pauses all sessions even if one fails
-            for session in self._sessions._open:
-                if session is not keep_open:
-                    last.callback(session.pause)
+        if self._has_session_manager:
+            self.session_manager.pause_all(keep_open)
 
     @property
     def has_open_sessions(self) -> bool:
         """True if this hub has at least one session open."""
-        return self._sessions is not None and bool(self._sessions._open)
+        return self._has_session_manager and self.session_manager.has_open
 
     def is_open(self, session: str) -> bool:
         """Return True if a live process on any host has the session with this id open."""
         check_text(session=session)
-        return self._session_manager().is_leased(session)
-
-    def commit_participant(self, branch: str) -> CommitParticipant:
-        """Return the participant that stores session state in commits of a branch.
-
-        A branch without a session gets `NoParticipant`.
-        """
-        if self.catalog.row("session-branch", branch) is None:
-            return NoParticipant()
-        return self._session_manager().detached_participant(branch)
-
-    def notify(self, topic: str) -> None:
-        """Wake processes that wait for changes of a topic."""
-        with suppress(OSError):  # only a hint: the change itself is already stored
-            self.signal.notify(topic)
-
-
-_MAX_NAME_ATTEMPTS = 100
-"""Number of attempts to find a free workspace name while other processes take names."""
-
-
-class Hub(SessionApi, MemoryQueries, WorkspaceForksMixin, Maintenance, Governance, InboxApi):
-    """An open store.
-
-    A hub opens sessions and workspaces, reads history and maintains the store. Use it as a context
-    manager, or call `close()`. Do not use it in a forked child process; open the store again there.
-
-    Example:
-        with ortet.open() as hub, hub.session("fix-42") as s:
-            s.say("user", "the login test fails")
-    """
-
-    def __init__(self, store: StoreContext) -> None:
-        self.url = store.url
-        self.root = store.root
-        self.catalog = store.catalog
-        self.bucket = store.bucket
-        self.signal = store.signal
-        self.cache = store.cache
-        self.objects = store.objects
-        self.trees = store.trees
-        self.clock = store.clock
-        self.author = store.author
-        self.random = store.random
-        self.history = History(store.objects)
-        self.refs = Refs(store.catalog, store.objects, store.objects.find_by_prefix)
-        self.refs.run_pinned = ref_writer(self)
-        self.workspace_table = WorkspaceTable(store.catalog, store.host)
-        self.environ, self.initial_environ = (
-            store.environ,
-            dict(store.environ),
-        )  # live environment, and a copy from when the hub was opened
-        self.close_callbacks: list[Callable[[], None]] = []  # called before anything else is closed
-        self.allows_lease_handover = (
-            False  # True in a server: release a session when another process requests it
-        )
-        self._store = store
-        self._machines = MachineHomes(store.root, store.engine, store.hide)
-        self._open_workspaces: list[Workspace] = []
-        self._epoch = store.objects.epoch
-        store.objects.find_replacement = lambda oid: replacement_of(store.catalog, oid)
-
-    def __repr__(self) -> str:
-        # The query part of a URL may contain a password.
-        return f"<Hub {self.url.partition('?')[0] if '://' in self.url else self.url}>"
-
-    def __enter__(self) -> Hub:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Pause all sessions, close all workspaces including forks, then close the store.
-
-        Every step runs even if an earlier one fails.
-        """
-        with ExitStack() as last:  # runs all callbacks even if one fails
-            last.callback(self.catalog.close)
-            last.callback(self.bucket.close)
-            last.callback(self.signal.close)
-            last.callback(self.cache.close)
-            last.callback(self._close_library)
-            last.callback(self._close_objects)
-            last.callback(self._machines.close)
-            for workspace in self._open_workspaces:
-                last.callback(workspace.close)
-            if self._sessions is not None:
-                last.callback(self._sessions.close)
-            for call in self.close_callbacks:
-                last.callback(call)
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Guard a write: no sweep deletes an object from the first put until the head has moved.
-
-        If the block raises, the objects written in it are abandoned.
-        """
-        with self.objects.writing() as epoch:
-            if epoch != self._epoch:  # a sweep ran since; cached tree pages may be deleted
-                self.trees.clear_cache()
-                self._epoch = epoch
-            self.objects.scanner = self.known_secrets()
-            try:
-                yield
-            except BaseException:
-                self.objects.abandon()
-                raise
+        return self.session_manager.is_leased(session)
 
     # workspaces
 
@@ -495,112 +386,15 @@ class Hub(SessionApi, MemoryQueries, WorkspaceForksMixin, Maintenance, Governanc
             Refused: kind "other_host", if the files are in a directory of another host.
             Unsupported: If this host cannot run the engine.
         """
-        if path is None:
-            if name is None:
-                raise Invalid("bad_workspace", "give a directory, or name=… of one opened before")
-            return self._open_workspace(
-                self.workspace_table.limit(self.workspace_table.need(name), limits, network)
-            )
-        directory = check_outside_store(self.root, existing_directory(path))
-        mode, chosen = self.resolve_files_and_engine(engine, files)
-        forks = "" if engine == "auto" else engine
-        row = self.workspace_table.find_at(directory, mode, chosen)
-        if row is None:
-            best: RootScope = self._store.scope if mode == "private" else "workspace"
-            draft = self.workspace_table.draft(directory, mode, chosen)
-            draft = replace(draft, scope=scope or best, forks=forks)
-            row = self._register(self.workspace_table.limit(draft, limits, network), name)
-        if name not in (None, row.name):
-            raise Conflict(
-                "name_taken",
-                f"{directory} is workspace {row.name!r} already: leave the name out to go on",
-            )
-        row = replace(row, forks=forks or row.forks)
-        return self._open_workspace(self.workspace_table.limit(row, limits, network))
-
-    def reopen(self, name: str, directory: Path) -> Workspace:
-        """Open the in-place workspace that a pointer file in `directory` names.
-
-        A moved directory keeps its history. A copied directory (the first one still exists) gets a
-        history of its own.
-        """
-        row = self.locate(name, directory)
-        if row is not None:
-            return self._open_workspace(row)
-        # After `drop` the branch still exists; the directory continues on it.
-        left = self.refs.get(name) and self.workspace_table.get(name) is None
-        return self.workspace(directory, name=name if left else None)
-
-    def locate(self, name: str, directory: Path) -> WorkspaceRow | None:
-        """Return the workspace row that `reopen` opens, or None.
-
-        None means that the directory has no history in this store yet. If the directory has moved,
-        the row is updated.
-        """
-        directory = directory.resolve()
-        row = self.workspace_table.get(name) if name else None
-        if row is None or row.files != "inplace":
-            return self.workspace_table.find_at(directory, "inplace", "folder")
-        if row.directory == directory:
-            return row
-        if os.path.lexists(row.directory):  # the original still exists, so this directory is a copy
-            return self.workspace_table.find_at(directory, "inplace", "folder")
-        return self.workspace_table.move(row, directory)
-
-    @contextmanager
-    def inplace_workspace(self, directory: Path) -> Iterator[Workspace]:
-        """Yield the in-place workspace of a directory.
-
-        If this hub already has it open, that workspace is used and stays open. Otherwise it is open
-        for the block only.
-        """
-        row = self.workspace_table.find_at(directory, "inplace", "folder")
-        if row is not None and (found := self.open_workspaces(row.name)):
-            yield found[0]
-            return
-        with self.workspace(directory) as workspace:
-            yield workspace
-
-    @contextmanager
-    def private_workspace(self, name: str) -> Iterator[Workspace | None]:
-        """Yield the private workspace of this name, or None.
-
-        None means that this host has no private workspace of that name; the name may be a branch,
-        tag or commit. A workspace that this hub has open is used and stays open. Otherwise it is
-        open for the block only.
-        """
-        row = self.workspace_table.get(name) if is_ref_name(name) else None
-        if row is None or row.files != "private" or row.host != self._store.host:
-            yield None
-        elif found := self.open_workspaces(name):
-            yield found[0]
-        else:
-            with self._open_exclusively(row) as workspace:
-                yield workspace
-
-    @contextmanager
-    def _open_exclusively(self, row: WorkspaceRow) -> Iterator[Workspace]:
-        try:
-            workspace = self._open_workspace(row)
-        except Conflict as error:
-            if error.kind != "machine_open":
-                raise
-            raise Conflict(
-                error.kind,
-                f"{row.name!r} is open in another process, so its uncommitted work cannot be "
-                "recorded: close it there first, or give the id of its last commit",
-            ) from error
-        with workspace:
-            yield workspace
-
-    def open_workspaces(self, name: str = "") -> list[Workspace]:
-        """Return the workspaces that this hub has open; with `name`, only those of that name."""
-        return [workspace for workspace in self._open_workspaces if name in ("", workspace.name)]
-
-    def untrack_workspace(self, workspace: Workspace) -> None:
-        """Remove a workspace from the list of open ones. `Workspace.close` calls this."""
-        if workspace in self._open_workspaces:
-            self._open_workspaces.remove(workspace)
+        return self.workspaces.open(
+            path,
+            name=name,
+            engine=engine,
+            files=files,
+            scope=scope,
+            limits=limits,
+            network=network,
+        )
 
     # history
 
@@ -654,148 +448,535 @@ class Hub(SessionApi, MemoryQueries, WorkspaceForksMixin, Maintenance, Governanc
         """
         from ortet.machines.restore.checkout import checkout_image
 
-        target = check_outside_store(self.root, real_path(to))
+        target = check_outside_store(self.store.root, real_path(to))
         image = self.history.image(self.refs.resolve(ref))
         return checkout_image(self.objects, self.trees, image, target, progress=progress)
 
-    def image_oid(self, commit: Oid, default: bytes = b"") -> Oid:
-        """Return the oid of the machine image in a commit.
+    # memory of all sessions
 
-        If the commit has no files, return `default`, or raise NotFound("no_files") if `default` is
-        empty.
+    @cached_property
+    def _memory(self) -> MemoryQueries:
+        from ortet.hub.memory_queries import MemoryQueries
+
+        return MemoryQueries(self.session_manager)
+
+    def recall(
+        self,
+        query: str,
+        k: int = 10,
+        *,
+        agent: Collection[str] | str | None = None,
+        session: str | None = None,
+        tiers: Collection[str] | str | None = None,
+        at: Moment | None = None,
+        on: Moment | None = None,
+        since: Moment | None = None,
+        scope: str | None = None,
+        explain: bool = False,
+    ) -> RecallResult:
+        """Return the `k` memories that match a query best, from all sessions.
+
+        Args:
+            query: The question, in natural language.
+            k: Largest number of hits.
+            agent: Search only sessions of this agent, or of these agents.
+            session: Search only this session and the scopes that it shares.
+            tiers: Search only "working" (messages), "episodic" (episodes) or "semantic" (facts).
+            at: Search only what was recorded up to this time.
+            on: Return only facts that are valid at this time.
+            since: Return only memories from this time on.
+            scope: Search only this shared scope, such as "user:NAME".
+            explain: Fill `scores` of each hit with the parts of its score.
+
+        Returns:
+            Hits, best first. `text` is the exact stored text, `source` its event.
+
+        `Session.recall` searches one open session.
         """
-        found = self.history.state(commit).machine or default
-        if not found:
-            raise NotFound("no_files", f"commit {to_hex(commit)[:12]} holds no files")
-        return Oid(found)
-
-    def read_image(self, oid: Oid) -> records.Image:
-        """Read an image record from the object store."""
-        return decode(records.Image, self.objects.get(oid))
-
-    # internal
-
-    @property
-    def default_scope(self) -> RootScope:
-        """Directory tree that private machines cover by default."""
-        return self._store.scope
-
-    def check_engine(self, engine: str) -> None:
-        """Raise Unsupported if this host cannot run the engine."""
-        self._machines.check(engine)
-
-    def resolve_files_and_engine(
-        self, engine: str, files: FilesMode | None
-    ) -> tuple[FilesMode, str]:
-        """Return the files mode and the engine name that the two arguments mean.
-
-        Raises Invalid if they contradict each other or the engine is unknown.
-        """
-        check_text(engine=engine)
-        if files not in (None, "inplace", "private"):
-            raise Invalid("bad_workspace", f"files={files!r}: give 'inplace' or 'private'")
-        if files == "inplace" and engine in ("overlay", "criu"):
-            raise Invalid("bad_workspace", f"engine={engine!r} is private: leave files= out")
-        private = files == "private" or engine in ("overlay", "criu")
-        mode: FilesMode = "private" if private else "inplace"
-        if engine == "auto":
-            engine = self._store.strongest() if mode == "private" else "folder"
-        self._store.engine(engine)  # raises Invalid if the engine is unknown
-        return mode, engine
-
-    def _register(self, draft: WorkspaceRow, name: str | None) -> WorkspaceRow:
-        """Insert a workspace row for a directory, or return the row of a concurrent process."""
-        self._machines.check(draft.engine)  # fail before anything is stored
-        return run_with_sweep_retry(self, lambda: self._registered(draft, name))
-
-    def _registered(self, draft: WorkspaceRow, name: str | None) -> WorkspaceRow:
-        with self.writing():  # no sweep may delete the base image before the row refers to it
-            if draft.files == "private":
-                draft = replace(draft, base=self._machines.capture_directory(draft, self.new_id()))
-                self.objects.flush()
-            draft = replace(draft, machine=self.new_id())
-            for _ in range(_MAX_NAME_ATTEMPTS):
-                registry = self.workspace_table
-                free = registry.free_name(draft) if name is None else registry.claim(name, draft)
-                try:
-                    return registry.add(replace(draft, name=free))
-                except Conflict as error:
-                    if name is not None or error.kind == "swept":
-                        raise
-                    taken = error
-            raise taken
-
-    def _open_workspace(self, row: WorkspaceRow) -> Workspace:
-        if row.files == "inplace" or row.engine == "folder":
-            self.check_local_host(row.name, row.host)
-        elif self.url != str(self.root):
-            return self._open_shared_workspace(row)
-        return self._open_local_workspace(row)
-
-    def _open_shared_workspace(self, row: WorkspaceRow) -> Workspace:
-        """Open a private workspace that another host of the shared store may have had open."""
-        # imported here: only shared stores need it
-        from ortet.sessions.history.cross_host_files import (
-            recover_former_files,
-            take_over_workspace,
+        return self._memory.recall(
+            query,
+            k,
+            agent=agent,
+            session=session,
+            tiers=tiers,
+            at=at,
+            on=on,
+            since=since,
+            scope=scope,
+            explain=explain,
         )
 
-        workspace = self._open_local_workspace(take_over_workspace(self, row))
-        try:
-            recover_former_files(workspace)
-        except BaseException:
-            workspace.close()
-            raise
-        return workspace
+    def episodes(
+        self,
+        *,
+        agent: str | None = None,
+        session: str | None = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        outcome: str | None = None,
+    ) -> list[Episode]:
+        """Return the episodes of all sessions, oldest first.
 
-    def _open_local_workspace(self, row: WorkspaceRow) -> Workspace:
-        live = self._machines.open(row, lambda: self._initial_image(row))
-        try:
-            return self._track_workspace(Workspace(self, row, live)).recover_interrupted_restore()
-        except BaseException:
-            live.close()
-            raise
-
-    def is_local_host(self, host: str) -> bool:
-        """Return True if a recorded host name means this host.
-
-        Some sessions of earlier releases have no host name. They count as local.
+        Args:
+            agent: Only episodes of this agent.
+            session: Only episodes of this session: an id, a name, or agent/name.
+            since: Only episodes from this time on.
+            until: Only episodes up to this time.
+            outcome: Only episodes with this outcome.
         """
-        return host in ("", self._store.host)
+        return self._memory.episodes(
+            agent=agent, session=session, since=since, until=until, outcome=outcome
+        )
 
-    def check_local_host(self, name: str, host: str) -> None:
-        """Raise Refused("other_host") if a directory belongs to another host of a shared store.
+    def consolidate(
+        self, agent: str = "default", *, extractor: Extractor | None = None, dry_run: bool = False
+    ) -> ConsolidationReport:
+        """Extract facts from the episodes of an agent and add them to shared memory.
 
-        The same path on two hosts is not the same directory. A server opens workspaces by name, and
-        a shared store knows the directories of all hosts. A store on the local disk moves together
-        with its directories, for example into a container with another host name. It is not
-        checked.
+        Each fact records the event that it comes from. Facts of a session that has a user scope go
+        to that user's scope. All others go to the agent's scope. A fact that is already known, or
+        was retracted since, is linked and not added. Episodes that an extractor has processed are
+        not processed again.
+
+        Args:
+            agent: The agent.
+            extractor: A callable with a `name`. The default is the rule-based `RuleExtractor`.
+            dry_run: Only report the facts that would be added.
+
+        Raises:
+            Invalid: kind "no_name", if the extractor has no name.
         """
-        shared = self.allows_lease_handover or self.url != str(self.root)
-        if shared and not self.is_local_host(host):
-            raise Refused(
-                "other_host",
-                f"the files of {name!r} are in a directory of another host: work on it there, "
-                "fork it from a commit, or give workspace= to go on in the directory of this host",
-            )
+        return self._memory.consolidate(agent, extractor=extractor, dry_run=dry_run)
 
-    def _initial_image(self, row: WorkspaceRow) -> Oid | None:
-        self.workspace_table.need(row.name)
-        if row.files == "inplace":
-            return None
-        head = self.catalog.head(f"branch:{row.name}")
-        return self.image_oid(head.oid, row.empty_image) if head else Oid(row.base)
+    def memory_diff(self, old: Ref, new: Ref) -> MemoryDiff:
+        """Compare the facts of two commits or branches, and list the episodes between them."""
+        return self._memory.memory_diff(old, new)
 
-    def _track_workspace(self, workspace: Workspace) -> Workspace:
-        self._open_workspaces.append(workspace)
-        return workspace
+    # sessions without their lease
 
-    def _close_objects(self) -> None:
-        # Every commit has flushed its objects. Objects that cannot be written now belong to no
-        # commit.
-        with suppress(Refused, Unavailable):
-            self.objects.close()
+    @cached_property
+    def _inbox(self) -> InboxApi:
+        from ortet.hub.inbox_api import InboxApi
 
-    def new_id(self) -> str:
-        """Return a new time-ordered unique id."""
-        return uuid7(self.clock, self._store.random)
+        return InboxApi(self.session_manager)
+
+    def comment(self, session: str | SessionReader, text: str, *, by: str = "") -> Event:
+        """Send a comment to a session, also while another process writes to it.
+
+        A comment never causes a conflict. Readers see it at once. The writer moves it to the
+        journal at its next action or commit.
+
+        Args:
+            session: The session, its id, its name, or agent/name.
+            text: The comment.
+            by: Author of the comment. The default is the author of the hub.
+
+        Returns:
+            The event as it is in the inbox.
+
+        Raises:
+            Invalid: kind "bad_comment", if the text is empty or not text.
+            Conflict: kind "session_closed", if the session is closed or archived.
+        """
+        return self._inbox.comment(session, text, by=by)
+
+    def approve(
+        self,
+        session: str | SessionReader,
+        approval: str,
+        *,
+        by: str = "",
+        ok: bool = True,
+        why: str = "",
+    ) -> Approval:
+        """Answer an approval request of a session. The first answer counts.
+
+        Args:
+            session: The session, its id, its name, or agent/name.
+            approval: Id of the approval request.
+            by: Author of the answer. The default is the author of the hub.
+            ok: False denies the request.
+            why: Reason for the answer.
+
+        Returns:
+            The approval with the answer that counts, which may be an earlier one.
+
+        Raises:
+            NotFound: If the session has no such approval request.
+            Conflict: kind "session_closed", if the session is closed or archived.
+        """
+        return self._inbox.approve(session, approval, by=by, ok=ok, why=why)
+
+    def whatif(
+        self, session: str | SessionReader, at: int, *, machine: bool = True, **change: Any
+    ) -> Session:
+        """Fork a session at an event, with that event changed, and continue live.
+
+        The session itself does not change. Another process may write to it at the same time.
+
+        Args:
+            session: The session, its id, its name, or agent/name.
+            at: Number of the event to change.
+            machine: False forks without files and processes.
+            **change: Exactly one of `message` (other content), `result` (other outcome of an
+                action) or `error` (its failure).
+
+        Returns:
+            The new session. Its files are those of the last commit before the event.
+        """
+        return self._inbox.whatif(session, at, machine=machine, **change)
+
+    def diff_runs(self, a: str | SessionReader, b: str | SessionReader) -> RunDiff:
+        """Compare the events of two sessions.
+
+        Returns:
+            The point where the two runs diverge and what each did after it. `str()` of it is
+                readable text.
+        """
+        return self._inbox.diff_runs(a, b)
+
+    # stateless use: no process keeps the session open
+
+    def turn(
+        self,
+        session: str,
+        message: Any,
+        *,
+        role: str = "user",
+        agent: str = "default",
+        reply: Callable[[Session], Any] | None = None,
+    ) -> list[Message]:
+        """Run one turn of a conversation: open the session, say the message, commit, release it.
+
+        Any process can run the next turn.
+
+        Args:
+            session: Name of the session. It is created if it does not exist.
+            message: Content of the message.
+            role: Role of the message.
+            agent: Agent of the session.
+            reply: Function that gets the open session and returns the answer of the assistant.
+
+        Returns:
+            The message, and the answer if `reply` is given.
+
+        Raises:
+            Invalid: kind "no_reply", if `reply` returns None.
+            Refused: kind "lease_held", if another process has the session open.
+        """
+        from ortet.sessions.portable.carry_token import turn
+
+        optional(CALLABLE, reply=reply)
+        return turn(self.session_manager, session, message, role=role, agent=agent, reply=reply)
+
+    def from_carry(self, text: str) -> Session:
+        """Open the session that a carry token describes. `Session.carry` makes the token.
+
+        Args:
+            text: The carry token.
+
+        Raises:
+            Refused: kind "bad_carry", if the token was changed.
+            Conflict: kind "stale_carry", if the store has newer events.
+            Unsupported: kind "newer_carry", if a later release made the token.
+        """
+        from ortet.sessions.portable.carry_token import from_carry
+
+        return from_carry(self.session_manager, text)
+
+    def from_checkpoint(
+        self, checkpoint: AgentCheckpoint | str | bytes, *, name: str = "", agent: str = ""
+    ) -> Session:
+        """Create a session with the state of a checkpoint, and open it.
+
+        Effects that were executed once are not executed again, here or in another store. Unsettled
+        effects stay unsettled.
+
+        Args:
+            checkpoint: The checkpoint, or its JSON text.
+            name: Name of the new session. The default is the name in the checkpoint.
+            agent: Agent of the new session. The default is the agent in the checkpoint.
+
+        Raises:
+            Invalid: kind "bad_checkpoint". The message names the wrong field. Nothing is created.
+        """
+        from ortet.sessions.portable.checkpoint import from_checkpoint
+
+        return from_checkpoint(self.session_manager, checkpoint, name, agent)
+
+    # maintenance and transfer
+
+    @cached_property
+    def maintenance(self) -> Maintenance:
+        """Verification, garbage collection and clean-up of the store."""
+        from ortet.hub.maintenance import Maintenance
+
+        return Maintenance(self.workspaces, lambda: self.session_manager)
+
+    @cached_property
+    def transfer(self) -> Transfer:
+        """Copies of branches and tags to and from other stores and bundles."""
+        from ortet.hub.transfer import Transfer
+
+        return Transfer(self.store, lambda: self.session_manager)
+
+    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
+        """Recompute every hash, follow every reference and check every event chain.
+
+        Args:
+            progress: Called with (done, total) during the work.
+
+        Returns:
+            Counts of what was checked. The report has no problems.
+
+        Raises:
+            Corrupt: kind "verify_failed". `details["report"]` lists the problems.
+        """
+        return self.maintenance.verify(progress=progress)
+
+    def sweep(
+        self,
+        *,
+        dry_run: bool = False,
+        expire_ns: int | None = None,
+        min_garbage: float | None = None,
+        progress: Progress | None = None,
+    ) -> SweepReport:
+        """Delete objects that nothing refers to (garbage collection).
+
+        Args:
+            dry_run: Only report; delete nothing.
+            expire_ns: First expire reflog entries older than this age in nanoseconds, so that their
+                commits can be deleted.
+            min_garbage: Rewrite a pack if more than this fraction of it is garbage.
+            progress: Called with (done, total) during the work.
+
+        Returns:
+            Counts and bytes that were freed, or with `dry_run` would be.
+
+        In a store that several hosts share, packs of the last hour are kept.
+        """
+        return self.maintenance.sweep(
+            dry_run=dry_run, expire_ns=expire_ns, min_garbage=min_garbage, progress=progress
+        )
+
+    def drop(self, name: str, *, discard: bool = False) -> None:
+        """Delete a workspace and the files of its machine. Its branch and commits stay.
+
+        Private files that are not committed are committed first.
+
+        Args:
+            name: Name of the workspace.
+            discard: Delete uncommitted private files without a commit.
+
+        Raises:
+            NotFound: If there is no such workspace.
+            Conflict: If another process has the machine open. Nothing is changed then.
+        """
+        self.maintenance.drop(name, discard=discard)
+
+    def export(
+        self,
+        refs: Ref | Sequence[Ref],
+        path: str | os.PathLike[str],
+        *,
+        progress: Progress | None = None,
+    ) -> BundleReport:
+        """Write commits, with all objects that they need, to one bundle file.
+
+        Args:
+            refs: One or several branches, tags or commits.
+            path: The file to write.
+            progress: Called with (done, total) during the work.
+
+        Raises:
+            NotFound: If a ref does not exist.
+        """
+        return self.transfer.export(refs, path, progress=progress)
+
+    def import_(
+        self, path: str | os.PathLike[str], *, progress: Progress | None = None
+    ) -> dict[str, str]:
+        """Read a bundle file and create its branches.
+
+        All objects are verified before a branch is created. A branch name that is taken gets a
+        number.
+
+        Args:
+            path: The bundle file.
+            progress: Called with (done, total) during the work.
+
+        Returns:
+            Map from branch name to commit id.
+
+        Raises:
+            Invalid: If the file is not a bundle.
+            Refused: kind "bundle_too_large", if there is not enough free space.
+        """
+        return self.transfer.import_(path, progress=progress)
+
+    def pull(
+        self,
+        other: Hub | str | os.PathLike[str],
+        refs: str | Sequence[str] = (),
+        *,
+        progress: Progress | None = None,
+    ) -> TransferReport:
+        """Copy branches and tags from another hub or a bundle into this store.
+
+        Only missing objects are sent, and they are verified. After an interruption, the next call
+        does not send the same objects again. A branch that is ahead in the other store moves
+        forward here. A branch that has diverged, or is in use here, is created under a name with a
+        number.
+
+        Args:
+            other: An open hub, or the path of a bundle.
+            refs: Names of branches and tags. The default is all.
+            progress: Called with (done, total) during the work.
+
+        Raises:
+            NotFound: kind "no_ref", if a name does not exist in the other store.
+        """
+        peer = other.transfer if isinstance(other, Hub) else other
+        return self.transfer.pull(peer, refs, progress=progress)
+
+    def push(
+        self,
+        other: Hub | str | os.PathLike[str],
+        refs: str | Sequence[str] = (),
+        *,
+        progress: Progress | None = None,
+    ) -> TransferReport:
+        """Copy branches and tags to another hub or a bundle.
+
+        A bundle file is always written as a whole.
+
+        Args:
+            other: An open hub, or the path of a bundle.
+            refs: Names of branches and tags. The default is all.
+            progress: Called with (done, total) during the work.
+
+        Raises:
+            Conflict: kind "not_forward", if a branch has diverged there or is in use there. Nothing
+                is sent then.
+            NotFound: kind "no_ref", if a name does not exist in this store.
+        """
+        peer = other.transfer if isinstance(other, Hub) else other
+        return self.transfer.push(peer, refs, progress=progress)
+
+    # governance
+
+    @cached_property
+    def governance(self) -> Governance:
+        """Audit, erasure, archives, retention, holds and data sets."""
+        from ortet.hub.governance.service import Governance
+
+        return Governance(self.session_manager)
+
+    def audit(self, session: str | SessionReader) -> AuditReport:
+        """Check the whole hash chain of a session, and list who did what, when and why.
+
+        Args:
+            session: The session, its id, its name, or agent/name.
+
+        Returns:
+            One line for each event, the erasure receipts, and the hash of the last event.
+
+        Raises:
+            Corrupt: If an event is not the one that was recorded. The message names the first one.
+        """
+        return self.governance.audit(session)
+
+    def erase(
+        self,
+        session: str | SessionReader | None = None,
+        *,
+        seqs: Sequence[int] | None = None,
+        user: str | None = None,
+    ) -> ErasureReceipt:
+        """Destroy the content of events in rows, objects and folds.
+
+        The record that the events happened stays. Spent amounts stay. Forks lose the events that
+        they share. If the call is interrupted, the next call finishes it.
+
+        Args:
+            session: Erase everything that this session did itself. With `user`, only that user's
+                part.
+            seqs: Erase only these events of the session.
+            user: Erase what this actor did and messages with user=NAME, in `session` or in all
+                sessions.
+
+        Returns:
+            A signed receipt. If `complete` is False, repeat the call when the other process has
+                ended.
+
+        Raises:
+            Invalid: If no session or user is given, or an event does not exist.
+            Refused: kind "lease_held", if a session is open; "on_hold", if one is on hold.
+            Unsupported: kind "shared_store", if several hosts share the store.
+        """
+        return self.governance.erase(session, seqs=seqs, user=user)
+
+    def bill(self, *, since: Since = None, by: GroupBy = "session") -> list[Bill]:
+        """Return what was spent, in totals by agent, session, model or day.
+
+        Args:
+            since: Count from this time on. The default is everything.
+            by: "agent", "session", "model" or "day".
+
+        Raises:
+            Invalid: kind "bad_bill", if `by` is another word.
+        """
+        return self.governance.bill(since=since, by=by)
+
+    def archive(self, session: str | SessionReader, why: str = "") -> ArchiveRecord:
+        """Move a paused or closed session to one verified bundle in the bucket.
+
+        Its event rows are trimmed. The session can still be read. If the call is interrupted, call
+        it again.
+
+        Args:
+            session: The session, its id, its name, or agent/name.
+            why: Reason, for the journal.
+
+        Raises:
+            Conflict: If the status does not allow it, for example because the session is in use.
+            Refused: kind "on_hold", if the session is on hold.
+        """
+        return self.governance.archive(session, why)
+
+    def unarchive(self, session: str | SessionReader) -> SessionRow:
+        """Restore an archived session. It is paused, or closed if it was closed before.
+
+        Raises:
+            Corrupt: kind "no_archive", if the bundle is not in the bucket.
+        """
+        return self.governance.unarchive(session)
+
+    def remove(self, session: str | SessionReader) -> None:
+        """Remove a session and its events. Its commits stay until their reflog entries expire.
+
+        Raises:
+            Refused: kind "lease_held", if the session is open; "on_hold", if it is on hold.
+        """
+        self.governance.remove(session)
+
+
+def hub_of(session: SessionReader) -> Hub:
+    """Return the hub that opened a session."""
+    hub = session.sessions.hub
+    assert isinstance(hub, Hub)
+    return hub
+
+
+def drop_fork(hub: Hub, id_: str, branch: str) -> None:
+    """Remove a fork with its files. Its commits stay until the reflog expires.
+
+    A fork that is open, or under a retention hold, is kept.
+    """
+    with suppress(Refused, NotFound):
+        if hub.is_open(id_):
+            return
+        if hub.workspaces.table.get(branch) is not None:
+            hub.drop(branch, discard=True)
+        hub.remove(id_)

@@ -1,4 +1,4 @@
-"""Verbs of `Hub` that write to a session without its lease: comment, approve, whatif.
+"""Verbs of the hub that write to a session without its lease: comment, approve, whatif.
 
 Comments and answers go to the inbox of the session. The process that holds the lease moves them to
 the journal.
@@ -6,7 +6,7 @@ the journal.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,20 +14,20 @@ from ortet._util.validation import FLAG, check_text, require
 from ortet.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
     from ortet.journal.events import Draft, Event
     from ortet.journal.replay.run_diff import RunDiff
     from ortet.journal.state.records import Approval
+    from ortet.sessions.manager import SessionManager
     from ortet.sessions.reader import SessionReader
     from ortet.sessions.session import Session
 
 
 class InboxApi:
-    """Base class of `Hub` for verbs that need no lease. Imports happen in the verbs."""
+    """Verbs that write to a session without its lease. Imports happen in the verbs."""
 
-    @property
-    def _hub(self) -> Hub:
-        return cast("Hub", self)
+    def __init__(self, sessions: SessionManager) -> None:
+        self._sessions = sessions
+        self._store = sessions.store
 
     def comment(self, session: str | SessionReader, text: str, *, by: str = "") -> Event:
         """Send a comment to a session, also while another process writes to it.
@@ -54,7 +54,7 @@ class InboxApi:
             raise Invalid("bad_comment", f"a comment is text, not {given}: say it in words")
         check_text(by=by)
         return self._post_to_inbox(
-            session, Draft("comment", {"text": text}, by or self._hub.author)
+            session, Draft("comment", {"text": text}, by or self._store.author)
         )
 
     def approve(
@@ -84,12 +84,12 @@ class InboxApi:
         """
         from ortet.sessions.actions.approvals import draft_answer, need
 
-        session = self._hub._session_manager().table.resolve(session)
+        session = self._sessions.table.resolve(session)
         check_text(by=by)
-        draft = draft_answer(approval, by=by or self._hub.author, ok=ok, why=why)
-        need(self._hub.get(session).approvals(), approval)
+        draft = draft_answer(approval, by=by or self._store.author, ok=ok, why=why)
+        need(self._sessions.get(session).approvals(), approval)
         self._post_to_inbox(session, draft)
-        return need(self._hub.get(session).approvals(), approval)
+        return need(self._sessions.get(session).approvals(), approval)
 
     def whatif(
         self, session: str | SessionReader, at: int, *, machine: bool = True, **change: Any
@@ -111,9 +111,8 @@ class InboxApi:
         from ortet.sessions.history.whatif import whatif
 
         require(FLAG, machine=machine)
-        hub = self._hub
         view = self._session_reader(session)
-        return whatif(hub._session_manager(), view, at, machine=machine, **change)
+        return whatif(self._sessions, view, at, machine=machine, **change)
 
     def diff_runs(self, a: str | SessionReader, b: str | SessionReader) -> RunDiff:
         """Compare the events of two sessions.
@@ -130,15 +129,16 @@ class InboxApi:
         """Return the given open session itself, or a reader of the session that is named."""
         from ortet.sessions.reader import SessionReader
 
-        return session if isinstance(session, SessionReader) else self._hub.get(session)
+        if isinstance(session, SessionReader):
+            return session
+        return self._sessions.get(self._sessions.table.resolve(session))
 
     def _post_to_inbox(self, session: str | SessionReader, draft: Draft) -> Event:
         from ortet.sessions.table import ARCHIVED, CLOSED
         from ortet.sessions.writing.inbox import put
 
-        hub = self._hub
-        roll = hub._session_manager().table
-        row = roll.get(roll.resolve(session))
+        store, table = self._store, self._sessions.table
+        row = table.get(table.resolve(session))
         if row.status in (CLOSED, ARCHIVED):
             raise Conflict(
                 "session_closed",
@@ -146,7 +146,7 @@ class InboxApi:
                 "on",
                 status=row.status,
             )
-        draft = msgspec.structs.replace(draft, data=hub.redact(draft.data))
-        event = put(hub.catalog, row.id, draft, clock=hub.clock, random=hub.random)
-        hub.notify(f"session:{row.id}")
+        draft = msgspec.structs.replace(draft, data=store.secrets.redact(draft.data))
+        event = put(store.catalog, row.id, draft, clock=store.clock, random=store.random)
+        store.notify(f"session:{row.id}")
         return event

@@ -1,24 +1,19 @@
-"""Verbs of `Hub` that search, consolidate and compare the memories of all sessions."""
+"""Verbs of the hub that search, consolidate and compare the memories of all sessions."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ortet._util.validation import CALLABLE, FLAG, TEXT, optional, require
 from ortet.errors import Invalid, NotFound
-from ortet.store.context import StoreContext
 
 if TYPE_CHECKING:
     from ortet.history.refs import Ref
-    from ortet.hub.hub import Hub
     from ortet.journal.state.records import Episode
     from ortet.memory.extraction.facts import Extractor
-    from ortet.memory.extraction.summaries import Summariser
-    from ortet.memory.library import Library
     from ortet.sessions.manager import SessionManager
     from ortet.sessions.memory.consolidate import ConsolidationReport
     from ortet.sessions.memory.report import MemoryDiff
@@ -29,9 +24,10 @@ _MAX_RECALL_ATTEMPTS = 20
 
 
 class MemoryQueries:
-    """Base class of `Hub` for memory verbs. Imports happen in the verbs that need them."""
+    """Searches and compares the memories of all sessions. Imports happen in the verbs."""
 
-    _store: StoreContext
+    def __init__(self, sessions: SessionManager) -> None:
+        self._sessions = sessions
 
     def recall(
         self,
@@ -71,42 +67,17 @@ class MemoryQueries:
         asked = remembering.parse_query(
             query, k, tiers=tiers, at=at, on=on, since=since, scope=scope
         )
-        minds, tries = self._manager(), _MAX_RECALL_ATTEMPTS
+        sessions, tries = self._sessions, _MAX_RECALL_ATTEMPTS
         while True:
             try:
                 reach = remembering.all_searchable_logs(
-                    minds, agent=agent, session=session, word=asked.scope
+                    sessions, agent=agent, session=session, word=asked.scope
                 )
-                return remembering.recall(minds, reach, asked, explain=explain)
+                return remembering.recall(sessions, reach, asked, explain=explain)
             except NotFound as error:  # another process is removing that session; search again
                 tries -= 1
                 if error.kind != "no_timeline" or not tries:
                     raise
-
-    @cached_property
-    def library(self) -> Library:
-        """The search index of all journals. It can be rebuilt from them."""
-        from ortet.memory.library import Library
-
-        parts = self._store
-        return Library(
-            parts.root / "local" / "memory",
-            parts.clock,
-            embedder=parts.embedder,
-            index_factory=parts.shelves,
-        )
-
-    @cached_property
-    def summariser(self) -> Summariser:
-        """Function that summarises an episode in a few words. Assign another to replace it."""
-        from ortet.memory.extraction.summaries import summarise
-
-        return summarise
-
-    def _close_library(self) -> None:
-        library: Library | None = self.__dict__.get("library")
-        if library is not None:
-            library.close()
 
     def episodes(
         self,
@@ -127,12 +98,12 @@ class MemoryQueries:
             outcome: Only episodes with this outcome.
         """
         optional(TEXT, agent=agent, session=session)
-        minds = self._manager()
-        meant = minds.table.resolve(session) if session is not None else None
+        sessions = self._sessions
+        meant = sessions.table.resolve(session) if session is not None else None
         found: dict[str, Episode] = {}
-        for row in minds.all() if meant is None else [minds.table.get(meant)]:
+        for row in sessions.all() if meant is None else [sessions.table.get(meant)]:
             if agent in (None, row.agent) and row.status != "archived":
-                told = minds.get(row.id).episodes(since=since, until=until, outcome=outcome)
+                told = sessions.get(row.id).episodes(since=since, until=until, outcome=outcome)
                 for one in told:
                     others = agent is not None and one.participants[:1] not in ([], [agent])
                     if (meant is None and not others) or one.source is None:
@@ -171,14 +142,11 @@ class MemoryQueries:
                 "every episode anew",
             )
         chosen = extractor if extractor is not None else RuleExtractor()
-        return consolidate(self._manager(), check_agent(agent), chosen, dry_run=dry_run)
+        return consolidate(self._sessions, check_agent(agent), chosen, dry_run=dry_run)
 
     def memory_diff(self, old: Ref, new: Ref) -> MemoryDiff:
         """Compare the facts of two commits or branches, and list the episodes between them."""
         from ortet.sessions.memory.report import memory_diff
 
-        hub = cast("Hub", self)
-        return memory_diff(self._manager(), hub.refs.resolve(old), hub.refs.resolve(new))
-
-    def _manager(self) -> SessionManager:
-        return cast("Hub", self)._session_manager()
+        refs = self._sessions.store.refs
+        return memory_diff(self._sessions, refs.resolve(old), refs.resolve(new))

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from ortet._util.validation import CALLABLE, LIST, PATH, optional, require
 from ortet.backends.base import Head, Move, RowChange
 from ortet.errors import Conflict, Invalid, NotFound
+from ortet.history.commits import CommitInfo
 from ortet.history.references import references
-from ortet.history.refs import is_ref_name
+from ortet.history.refs import Ref, is_ref_name, ref_text
 from ortet.history.transfer import bundle
 from ortet.history.transfer.bundle import BundleImport, Progress
 from ortet.history.transfer.bundle_file import BundleFile
 from ortet.history.transfer.bundlelimits import BundleLimits
 from ortet.history.transfer.copy_missing import ObjectCopyReport, copy_missing
 from ortet.ids import Oid, to_hex
+from ortet.store.context import StoreContext
 from ortet.store.sweep_retry import run_with_sweep_retry
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
+    from ortet.history.transfer.bundle import BundleReport
+    from ortet.sessions.manager import SessionManager
+
+AdoptErasures = Callable[[BundleImport, str], list[RowChange]]
+"""Returns rows that record the erasures of the store that objects come from."""
 
 
 _MAX_NAME_ATTEMPTS = 100
@@ -52,10 +60,11 @@ class TransferReport(msgspec.Struct, frozen=True):
 
 
 def transfer_refs(
-    source: Hub,
-    target: Hub,
+    source: StoreContext,
+    target: StoreContext,
     names: Sequence[str],
     *,
+    adopt: AdoptErasures,
     fast_forward_only: bool,
     progress: Progress | None,
 ) -> TransferReport:
@@ -70,14 +79,24 @@ def transfer_refs(
             source, target, branches, fast_forward_only=True
         )  # check before anything is sent
     return run_with_sweep_retry(
-        target, lambda: _transfer(source, target, (branches, tags), fast_forward_only, progress)
+        target,
+        lambda: _transfer(
+            source,
+            target,
+            (branches, tags),
+            adopt=adopt,
+            fast_forward_only=fast_forward_only,
+            progress=progress,
+        ),
     )
 
 
 def _transfer(
-    source: Hub,
-    target: Hub,
+    source: StoreContext,
+    target: StoreContext,
     chosen: tuple[dict[str, Oid], dict[str, Oid]],
+    *,
+    adopt: AdoptErasures,
     fast_forward_only: bool,
     progress: Progress | None,
 ) -> TransferReport:
@@ -96,14 +115,14 @@ def _transfer(
         rows: Sequence[RowChange] = ()
         if carried.heirs:
             found = BundleImport({**tags, **branches}, carried.heirs)
-            rows = target.adopt_erasures(found, source.url)
+            rows = adopt(found, source.url)
         placed, new = move_heads(source, target, chosen, rows, fast_forward_only=fast_forward_only)
     return transfer_report(placed, tags, new, carried, target)
 
 
 def move_heads(
-    source: Hub,
-    target: Hub,
+    source: StoreContext,
+    target: StoreContext,
     chosen: tuple[dict[str, Oid], dict[str, Oid]],
     rows: Sequence[RowChange],
     *,
@@ -140,7 +159,9 @@ def move_heads(
     raise taken
 
 
-def _select_refs(source: Hub, names: Sequence[str]) -> tuple[dict[str, Oid], dict[str, Oid]]:
+def _select_refs(
+    source: StoreContext, names: Sequence[str]
+) -> tuple[dict[str, Oid], dict[str, Oid]]:
     branches = {head.name: head.oid for head in source.refs.branches()}
     tags = {head.name: head.oid for head in source.refs.tags()}
     for name in names:
@@ -155,7 +176,11 @@ def _select_refs(source: Hub, names: Sequence[str]) -> tuple[dict[str, Oid], dic
 
 
 def _plan_branch_moves(
-    source: Hub, target: Hub, branches: Mapping[str, Oid], *, fast_forward_only: bool
+    source: StoreContext,
+    target: StoreContext,
+    branches: Mapping[str, Oid],
+    *,
+    fast_forward_only: bool,
 ) -> dict[str, tuple[Oid | None, Oid]]:
     """Return for each branch its name in `target`, its present head and its new head."""
     placed: dict[str, tuple[Oid | None, Oid]] = {}
@@ -174,7 +199,9 @@ def _plan_branch_moves(
     return placed
 
 
-def _branch_move(source: Hub, target: Hub, name: str, oid: Oid) -> tuple[Oid | None, Oid] | None:
+def _branch_move(
+    source: StoreContext, target: StoreContext, name: str, oid: Oid
+) -> tuple[Oid | None, Oid] | None:
     """Return the present and the new head of a branch, or None if the name is taken.
 
     The name is taken by a branch that has diverged or is in use, or by a workspace without
@@ -182,7 +209,7 @@ def _branch_move(source: Hub, target: Hub, name: str, oid: Oid) -> tuple[Oid | N
     """
     head = target.refs.get(name)
     if head is None:
-        return None if target.workspace_table.get(name) is not None else (None, oid)
+        return None if target.catalog.row("workspace", name) is not None else (None, oid)
     if head.oid == oid:
         return head.oid, oid
     if target.objects.has(oid) and _is_ancestor_of_head(target, oid, head):
@@ -192,17 +219,17 @@ def _branch_move(source: Hub, target: Hub, name: str, oid: Oid) -> tuple[Oid | N
     return (head.oid, oid) if source.history.is_ancestor(head.oid, oid) else None
 
 
-def _is_ancestor_of_head(target: Hub, oid: Oid, head: Head) -> bool:
+def _is_ancestor_of_head(target: StoreContext, oid: Oid, head: Head) -> bool:
     return oid in target.history.ancestors(head.oid)
 
 
-def _is_in_use(target: Hub, name: str) -> bool:
+def _is_in_use(target: StoreContext, name: str) -> bool:
     """Return True if a session or a workspace uses the branch.
 
     Moving its head would leave their state behind.
     """
     in_use = target.catalog.row("session-branch", name) is not None
-    return in_use or target.workspace_table.get(name) is not None
+    return in_use or target.catalog.row("workspace", name) is not None
 
 
 def ref_not_found(name: str, where: object) -> NotFound:
@@ -210,7 +237,7 @@ def ref_not_found(name: str, where: object) -> NotFound:
     return NotFound("no_ref", f"{name!r} is no branch or tag of {where}: `ortet branch` lists them")
 
 
-def _not_forward(target: Hub, name: str) -> Conflict:
+def _not_forward(target: StoreContext, name: str) -> Conflict:
     return Conflict(
         "not_forward",
         f"branch {name!r} of {target.url} has commits that are not here, or somebody works on it "
@@ -224,7 +251,7 @@ def transfer_report(
     tags: Mapping[str, Oid],
     new: Mapping[str, Oid],
     carried: ObjectCopyReport | BundleImport,
-    target: Hub,
+    target: StoreContext,
 ) -> TransferReport:
     """Return the report of a transfer that is complete."""
     there = {name: target.refs.get(name, kind="tag") for name in tags}
@@ -255,17 +282,28 @@ def check_bundle(path: Path) -> None:
 
 
 def pull_bundle(
-    target: Hub, path: Path, names: Sequence[str], *, progress: Progress | None
+    target: StoreContext,
+    path: Path,
+    names: Sequence[str],
+    *,
+    adopt: AdoptErasures,
+    progress: Progress | None,
 ) -> TransferReport:
     """Import branches of a bundle into `target`; all of them if `names` is empty.
 
     A tag in the bundle becomes a branch, unless `target` already has a tag of that name.
     """
-    return run_with_sweep_retry(target, lambda: _import_branches(target, path, names, progress))
+    return run_with_sweep_retry(
+        target, lambda: _import_branches(target, path, names, adopt, progress)
+    )
 
 
 def _import_branches(
-    target: Hub, path: Path, names: Sequence[str], progress: Progress | None
+    target: StoreContext,
+    path: Path,
+    names: Sequence[str],
+    adopt: AdoptErasures,
+    progress: Progress | None,
 ) -> TransferReport:
     refs = _read_bundle_refs(path)
     for name in names:
@@ -277,7 +315,7 @@ def _import_branches(
             target.objects, path, references, limits=room, progress=progress
         )
         target.objects.flush()
-        rows = target.adopt_erasures(found, path.name)
+        rows = adopt(found, path.name)
         branches = {name: oid for name, oid in found.refs.items() if not names or name in names}
         known = [name for name in branches if target.refs.get(name, kind="tag") is not None]
         tags = {name: branches.pop(name) for name in known if target.refs.get(name) is None}
@@ -287,7 +325,7 @@ def _import_branches(
 
 
 def push_bundle(
-    source: Hub, path: Path, names: Sequence[str], *, progress: Progress | None
+    source: StoreContext, path: Path, names: Sequence[str], *, progress: Progress | None
 ) -> TransferReport:
     """Write branches and tags of `source` to a bundle; all of them if `names` is empty.
 
@@ -310,7 +348,7 @@ def push_bundle(
     return TransferReport(made.refs, {}, moved, [], made.objects, made.size, made.resumed)
 
 
-def _replaced(source: Hub, path: Path, chosen: dict[str, Oid]) -> dict[str, Oid]:
+def _replaced(source: StoreContext, path: Path, chosen: dict[str, Oid]) -> dict[str, Oid]:
     """Return the refs of an existing bundle at `path`, or {} if there is no bundle.
 
     Raises Conflict("not_forward") unless every ref is equal to or an ancestor of the chosen one.
@@ -331,10 +369,221 @@ def _replaced(source: Hub, path: Path, chosen: dict[str, Oid]) -> dict[str, Oid]
     return before
 
 
-def _is_descendant(source: Hub, old: Oid, new: Oid) -> bool:
+def _is_descendant(source: StoreContext, old: Oid, new: Oid) -> bool:
     return source.objects.has(old) and source.history.is_ancestor(old, new)
 
 
 def _read_bundle_refs(path: Path) -> dict[str, Oid]:
     with BundleFile(path, BundleLimits()) as file:
         return dict(file.header.refs)
+
+
+# Export to and import from a bundle without naming branches.
+
+
+def export_refs(
+    store: StoreContext, names: Sequence[str], path: Path, *, progress: Progress | None
+) -> bundle.BundleReport:
+    """Write the commits of these refs to a bundle; see `Transfer.export`."""
+    heads = {name: store.refs.resolve(name) for name in names}
+    return bundle.export_bundle(store.objects, heads, references, path, progress=progress)
+
+
+def import_bundle(
+    store: StoreContext, path: Path, adopt: AdoptErasures, progress: Progress | None
+) -> dict[str, str]:
+    """Import a bundle and return the created branches; see `Transfer.import_`."""
+    return run_with_sweep_retry(store, lambda: _import(store, path, adopt, progress))
+
+
+def _import(
+    store: StoreContext, path: Path, adopt: AdoptErasures, progress: Progress | None
+) -> dict[str, str]:
+    with store.writing():
+        room = BundleLimits(room=shutil.disk_usage(store.root).free)
+        found = bundle.import_bundle(
+            store.objects, path, references, limits=room, progress=progress
+        )
+        store.objects.flush()
+        heads, rows = found.refs, adopt(found, path.name)
+        detail = os.fsencode(path.name).decode("utf-8", "replace")
+        for _ in range(_MAX_NAME_ATTEMPTS):
+            names = _free_branches(store, heads)
+            missing = [name for name in names if store.catalog.head(f"branch:{name}") is None]
+            moves = [Move(f"branch:{name}", None, names[name]) for name in missing]
+            try:
+                store.catalog.move(
+                    moves, verb="import", actor=store.author, detail=detail, rows=rows
+                )
+                break
+            except Conflict as error:  # another process created one of the branches concurrently
+                if error.kind == "swept":
+                    raise
+                taken = error
+        else:
+            raise taken
+    return {name: to_hex(oid) for name, oid in names.items()}
+
+
+def _free_branches(store: StoreContext, heads: Mapping[str, Oid]) -> dict[str, Oid]:
+    """Choose branch names for the refs of a bundle.
+
+    A name gets a number if a different branch of that name exists here or in the bundle.
+    """
+    names: dict[str, Oid] = {}
+    for name, oid in heads.items():
+        candidate, number = name, 1
+        while _is_taken(store, candidate, oid, names):
+            number += 1
+            candidate = (
+                f"{name}-{number}" if is_ref_name(f"{name}-{number}") else f"bundle-{number}"
+            )
+        names[candidate] = oid
+    return names
+
+
+def _is_taken(store: StoreContext, name: str, oid: Oid, names: Mapping[str, Oid]) -> bool:
+    head = store.catalog.head(f"branch:{name}")
+    if head is None and name not in names:
+        # a workspace reserves its branch name before its first commit
+        return store.catalog.row("workspace", name) is not None
+    return oid != (head.oid if head else names[name])
+
+
+class Transfer:
+    """Copies branches and tags between stores and bundles."""
+
+    def __init__(self, store: StoreContext, sessions: Callable[[], SessionManager]) -> None:
+        self.store = store
+        self._sessions = sessions  # a function, because an export needs no session code
+
+    def _adopt(self, imported: BundleImport, name: str) -> list[RowChange]:
+        """Return rows that record the erasures of the store that objects come from."""
+        from ortet.hub.governance.adopting import adopt_erasures
+
+        return adopt_erasures(self._sessions(), imported, name)
+
+    def export(
+        self,
+        refs: Ref | Sequence[Ref],
+        path: str | os.PathLike[str],
+        *,
+        progress: Progress | None = None,
+    ) -> BundleReport:
+        """Write commits, with all objects that they need, to one bundle file.
+
+        Args:
+            refs: One or several branches, tags or commits.
+            path: The file to write.
+            progress: Called with (done, total) during the work.
+
+        Raises:
+            NotFound: If a ref does not exist.
+        """
+        chosen = [refs] if isinstance(refs, str | CommitInfo) else refs
+        require(LIST, refs=chosen)
+        require(PATH, path=path)
+        optional(CALLABLE, progress=progress)
+        names = [ref_text(ref) for ref in chosen]
+        return export_refs(self.store, names, Path(path), progress=progress)
+
+    def import_(
+        self, path: str | os.PathLike[str], *, progress: Progress | None = None
+    ) -> dict[str, str]:
+        """Read a bundle file and create its branches.
+
+        All objects are verified before a branch is created. A branch name that is taken gets a
+        number.
+
+        Args:
+            path: The bundle file.
+            progress: Called with (done, total) during the work.
+
+        Returns:
+            Map from branch name to commit id.
+
+        Raises:
+            Invalid: If the file is not a bundle.
+            Refused: kind "bundle_too_large", if there is not enough free space.
+        """
+        require(PATH, path=path)
+        optional(CALLABLE, progress=progress)
+        return import_bundle(self.store, Path(path), self._adopt, progress)
+
+    def pull(
+        self,
+        other: Transfer | str | os.PathLike[str],
+        refs: str | Sequence[str] = (),
+        *,
+        progress: Progress | None = None,
+    ) -> TransferReport:
+        """Copy branches and tags from another hub or a bundle into this store.
+
+        Only missing objects are sent, and they are verified. After an interruption, the next call
+        does not send the same objects again. A branch that is ahead in the other store moves
+        forward here. A branch that has diverged, or is in use here, is created under a name with a
+        number.
+
+        Args:
+            other: `hub.transfer` of the other hub, or the path of a bundle.
+            refs: Names of branches and tags. The default is all.
+            progress: Called with (done, total) during the work.
+
+        Raises:
+            NotFound: kind "no_ref", if a name does not exist in the other store.
+        """
+        names = _check_refs(other, refs, progress)
+        if isinstance(other, str | os.PathLike):
+            return pull_bundle(self.store, Path(other), names, adopt=self._adopt, progress=progress)
+        return transfer_refs(
+            other.store,
+            self.store,
+            names,
+            adopt=self._adopt,
+            fast_forward_only=False,
+            progress=progress,
+        )
+
+    def push(
+        self,
+        other: Transfer | str | os.PathLike[str],
+        refs: str | Sequence[str] = (),
+        *,
+        progress: Progress | None = None,
+    ) -> TransferReport:
+        """Copy branches and tags to another hub or a bundle.
+
+        A bundle file is always written as a whole.
+
+        Args:
+            other: `hub.transfer` of the other hub, or the path of a bundle.
+            refs: Names of branches and tags. The default is all.
+            progress: Called with (done, total) during the work.
+
+        Raises:
+            Conflict: kind "not_forward", if a branch has diverged there or is in use there. Nothing
+                is sent then.
+            NotFound: kind "no_ref", if a name does not exist in this store.
+        """
+        names = _check_refs(other, refs, progress)
+        if isinstance(other, str | os.PathLike):
+            return push_bundle(self.store, Path(other), names, progress=progress)
+        return transfer_refs(
+            self.store,
+            other.store,
+            names,
+            adopt=other._adopt,
+            fast_forward_only=True,
+            progress=progress,
+        )
+
+
+def _check_refs(
+    other: object, refs: str | Sequence[str], progress: Progress | None
+) -> Sequence[str]:
+    names = [refs] if isinstance(refs, str) else refs
+    require(LIST, refs=names)
+    optional(CALLABLE, progress=progress)
+    if isinstance(other, str | os.PathLike):
+        require(PATH, other=other)
+    return names

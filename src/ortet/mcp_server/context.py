@@ -228,7 +228,7 @@ class McpContext(CliCall):
         elif row is None:
             with self.workspace(writes=False) as workspace:
                 yield workspace
-        elif row.has_files and self.hub.workspace_table.get(row.branch) is not None:
+        elif row.has_files and self.hub.workspaces.table.get(row.branch) is not None:
             with self.hub.workspace(name=row.branch) as workspace:
                 yield workspace
         elif row.path:  # the session exists but has not used its files yet

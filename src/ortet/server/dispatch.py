@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from ortet.cli.slow_calls import time_call
 from ortet.errors import Invalid, OrtetError, Refused
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.server import wire
 from ortet.server.auth.tokens import Caller
 from ortet.server.context import AppContext
@@ -134,13 +134,13 @@ class _Call:
         if operation.needs_host:
             caller.need_host()
         if operation.preview is not None and arguments["ask"].dry_run:
-            with pool.view(row.id) as view, sight.restrict_hub(caller, view.hub):
+            with pool.view(row.id) as view, sight.restrict_hub(caller, hub_of(view)):
                 self._check_head(view)
                 return self._response(operation.preview(view, arguments["ask"]), _etag(view))
         if operation.target is SessionReader:
-            with pool.view(row.id) as view, sight.restrict_hub(caller, view.hub):
+            with pool.view(row.id) as view, sight.restrict_hub(caller, hub_of(view)):
                 return self._response(do(view, **arguments), _etag(view))
-        with pool.open_session(row) as session, sight.restrict_hub(caller, session.hub):
+        with pool.open_session(row) as session, sight.restrict_hub(caller, hub_of(session)):
             self._check_head(session)
             found = do(session, **arguments)
             return self._response(found, _etag(session) if operation.moves_head else "")

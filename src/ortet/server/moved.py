@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ortet.hub.hub import hub_of
 from ortet.journal.environment import EnvironmentDifference
 from ortet.journal.state.around import Collaboration
 from ortet.journal.state.records import Effect
@@ -11,8 +12,8 @@ from ortet.machines.base import Loss, Report
 from ortet.server.operations.history import FileChanges, file_changes
 from ortet.sessions.history.preview import RestorePreview
 from ortet.sessions.reader import SessionReader
-from ortet.sessions.results import RestoreResult, UnavailableSecret
 from ortet.sessions.session import Session
+from ortet.workspaces.results import RestoreResult, UnavailableSecret
 from ortet.workspaces.undo import UndoResult, UndoStep
 
 _MAX_FILES_LISTED = 1000
@@ -96,7 +97,7 @@ def undo_info(session: Session, undone: UndoResult) -> MoveOutcome:
 
 
 def _listed_changes(view: SessionReader, move: UndoResult | RestorePreview) -> FileChanges:
-    return file_changes(view.hub, move.changes, limit=_MAX_FILES_LISTED)
+    return file_changes(hub_of(view), move.changes, limit=_MAX_FILES_LISTED)
 
 
 def preview_info(view: SessionReader, preview: RestorePreview) -> MoveOutcome:

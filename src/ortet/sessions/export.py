@@ -91,10 +91,10 @@ def _restore_spilled(view: SessionReader, event: Event) -> Event:
     if not event.refs:  # without refs the name is user data and must not read the store
         return event
     if spill.SPILL_KEY not in event.data:
-        return replace(event, data=bulk_import.full_data(view.hub, event))
+        return replace(event, data=bulk_import.full_data(view.store, event))
 
     def read(named: dict[str, Any]) -> bytes:
-        return load(view.hub.objects, StoredContent(named["oid"], named["size"]))
+        return load(view.store.objects, StoredContent(named["oid"], named["size"]))
 
     return replace(event, data=spill.load_spilled(event.data, read))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -13,21 +14,18 @@ from ortet._util.validation import check_text
 from ortet.backends.base import Append, Lease, LeaseClaim, Timeline
 from ortet.errors import Conflict, NotFound, OrtetError, Refused
 from ortet.history.tree.tree import Maps
-from ortet.ids import Oid, uuid7
+from ortet.ids import Oid
 from ortet.journal.events import Draft, EventChain, Tip
 from ortet.sessions import starting
 from ortet.sessions.actions.budget import initial_budget_rows
 from ortet.sessions.actions.budget_math import budget_event_data, parse_limits
 from ortet.sessions.history.commit import BranchWriter
-from ortet.sessions.history.participants import (
-    DetachedSessionParticipant,
-    ForkPointCache,
-    LoadedSession,
-    load_session,
-)
+from ortet.sessions.history.load import ForkPointCache, LoadedSession, load_session
+from ortet.sessions.history.participants import DetachedSessionParticipant
 from ortet.sessions.memory.shared_scopes import SharedScopes
 from ortet.sessions.profiles import DEFAULT_OPTIONS, OpenOptions, Profile, find_profile
 from ortet.sessions.reader import SessionReader
+from ortet.sessions.results import ArchiveRecord
 from ortet.sessions.session import Session
 from ortet.sessions.starting import (
     NO_FILES,
@@ -58,27 +56,55 @@ from ortet.store.lease import (
     session_in_use,
 )
 from ortet.workspaces.commit_participant import CommitParticipant, NoParticipant
+from ortet.workspaces.manager import WorkspaceManager
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ortet.hub.hub import Hub
-    from ortet.store.context import ReplayRequest
+    from ortet.memory.base import IndexFactory
+    from ortet.memory.embedders.base import Embedder
+    from ortet.memory.extraction.summaries import Summariser
+    from ortet.memory.library import Library
+    from ortet.sessions.swarm_api import SwarmRunner
+    from ortet.store.context import ReplayRequest, StoreContext
     from ortet.workspaces.workspace import Workspace
 
 _TRIES = 100
 
 
+class SessionHub(Protocol):
+    """What sessions call on the hub that opened them."""
+
+    def archive(self, session: str, why: str = "") -> ArchiveRecord: ...
+
+    def audit(self, session: str) -> object: ...
+
+
 class SessionManager:
     """The sessions of one hub."""
 
-    def __init__(self, hub: Hub, host: str, replay_request: ReplayRequest | None = None) -> None:
+    def __init__(
+        self,
+        store: StoreContext,
+        workspaces: WorkspaceManager,
+        *,
+        swarms: SwarmRunner,
+        hub: SessionHub,
+        embedder: Embedder | str | None = None,
+        index_factory: IndexFactory | None = None,
+        replay_request: ReplayRequest | None = None,
+    ) -> None:
+        self.store = store
+        self.workspaces = workspaces
+        self.swarms = swarms
         self.hub = hub
+        self.embedder = embedder
+        self._index_factory = index_factory
         self._replay_request = replay_request
-        self.table = SessionTable(hub.catalog)
-        self._host = host
-        self.maps = Maps(hub.objects)
-        self.chain = EventChain(hub.objects.hasher, hub.random)
+        self.table = SessionTable(store.catalog)
+        self._host = store.host
+        self.maps = Maps(store.objects)
+        self.chain = EventChain(store.objects.hasher, store.random)
         self.scopes = SharedScopes(self)
         self._lease_renewer = LeaseRenewer()
         self._open: list[Session] = []
@@ -86,10 +112,29 @@ class SessionManager:
         self.fork_point_cache: ForkPointCache | None = None
         self.timelines: dict[bytes, str] = {}  # by segment; never changes
         self._unreleased_owners: set[str] = set()  # owners of leases that could not be released
-        self._epoch = hub.objects.epoch
+        self._epoch = store.objects.epoch
 
     def new_id(self) -> str:
-        return uuid7(self.hub.clock, self.hub.random)
+        return self.store.new_id()
+
+    @cached_property
+    def library(self) -> Library:
+        """The search index of all journals. It can be rebuilt from them."""
+        from ortet.memory.library import Library
+
+        return Library(
+            self.store.root / "local" / "memory",
+            self.store.clock,
+            embedder=self.embedder,
+            index_factory=self._index_factory,
+        )
+
+    @cached_property
+    def summariser(self) -> Summariser:
+        """Function that summarises an episode in a few words. Assign another to replace it."""
+        from ortet.memory.extraction.summaries import summarise
+
+        return summarise
 
     def open(
         self,
@@ -147,11 +192,11 @@ class SessionManager:
         check_fits(row, location, options.parent)
         if options.replay:
             return self._replay(row, profile, live=True)
-        held = self.hub.catalog.lease(f"session:{row.id}")
+        held = self.store.catalog.lease(f"session:{row.id}")
         alive = held.expires - LEASE_TTL_NS if held else 0
         with self._lease_while_opening(row) as lease:
             # the row may have changed before the lease was ours
-            row = apply_limits(self.hub.workspace_table, self.table.get(row.id), location)
+            row = apply_limits(self.workspaces.table, self.table.get(row.id), location)
             shared = row.scopes if options.scopes is None else list(options.scopes)
             row = msgspec.structs.replace(row, profile=profile.name, scopes=shared)
             session = self.resume(row, lease, profile)
@@ -181,17 +226,31 @@ class SessionManager:
         """Open a session for reading, without a lease."""
         with self.table.reading(id_) as row:
             where = self.load(row)
-        return SessionReader(self.hub, row, where.line, where.mind)
+        return SessionReader(self, row, where.line, where.mind)
 
     def all(self) -> list[SessionRow]:
         return self.table.all()
 
     def close(self) -> None:
-        """Pause every open session."""
+        """Pause every open session and close the search index."""
+        library: Library | None = self.__dict__.get("library")
         with ExitStack() as last:
+            if library is not None:
+                last.callback(library.close)
             last.callback(self._lease_renewer.close)
+            last.callback(self.pause_all)
+
+    def pause_all(self, keep_open: Session | None = None) -> None:
+        """Pause every open session except `keep_open`. One that fails does not stop the others."""
+        with ExitStack() as last:
             for session in list(self._open):
-                last.callback(session.pause)
+                if session is not keep_open:
+                    last.callback(session.pause)
+
+    @property
+    def has_open(self) -> bool:
+        """True if at least one session is open."""
+        return bool(self._open)
 
     def release(self, session: Session) -> None:
         """Release the lease of a session and forget the handle."""
@@ -217,13 +276,13 @@ class SessionManager:
                     break
             else:
                 with suppress(OrtetError):
-                    self.hub.catalog.release(lease)
+                    self.store.catalog.release(lease)
             raise
 
     def is_leased(self, id_: str) -> bool:
         """Return True if a process, possibly this one, has the session open."""
         return is_lease_held(
-            self.hub.catalog, f"session:{id_}", self._host, self.hub.clock.now_ns()
+            self.store.catalog, f"session:{id_}", self._host, self.store.clock.now_ns()
         )
 
     def find_open(self, id_: str) -> Session | None:
@@ -254,7 +313,7 @@ class SessionManager:
         initial: InitialContent = NO_INITIAL_CONTENT,
     ) -> Session:
         """Create a session. Conflict("row_moved") if the name is taken."""
-        location.check(self.hub)
+        location.check(self.workspaces)
         id_, timeline = self.new_id(), self.new_id()
         profile, limits = options.resolve_profile(""), parse_limits(budget or {})
         outer = budget_parent(self.table, options.parent)
@@ -268,29 +327,29 @@ class SessionManager:
             engine=location.engine,
             files=location.files or "",
             status=ACTIVE,
-            created=self.hub.clock.now_ns(),
+            created=self.store.clock.now_ns(),
             family=initial.family or id_,
             parent=options.parent or initial.parent,
             profile=profile.name,
             scopes=list(options.scopes or ()),
         )
-        row = apply_limits(self.hub.workspace_table, row, location)
-        drafts = [Draft("lifecycle", {"from": OPEN, "to": ACTIVE, "why": ""}, self.hub.author)]
+        row = apply_limits(self.workspaces.table, row, location)
+        drafts = [Draft("lifecycle", {"from": OPEN, "to": ACTIVE, "why": ""}, self.store.author)]
         if goal:
-            drafts.append(Draft("goal", {"text": goal}, self.hub.author))
+            drafts.append(Draft("goal", {"text": goal}, self.store.author))
         if budget:
-            drafts.append(Draft("budget", budget_event_data(limits), self.hub.author))
+            drafts.append(Draft("budget", budget_event_data(limits), self.store.author))
         drafts += initial.drafts
         tip, rows = Tip(), []
         for draft in drafts:
-            known = msgspec.structs.replace(draft, data=self.hub.redact(draft.data))
-            made, event = self.chain.make(tip, known, self.hub.clock.now_ns())
+            known = msgspec.structs.replace(draft, data=self.store.secrets.redact(draft.data))
+            made, event = self.chain.make(tip, known, self.store.clock.now_ns())
             tip = Tip(event.seq, event.hash, event.time)
             rows.append(made)
-        (lease,) = self.hub.catalog.move(
+        (lease,) = self.store.catalog.move(
             [],
             verb="open",
-            actor=self.hub.author,
+            actor=self.store.author,
             detail=name,
             timelines=[Timeline(timeline)],
             appends=[Append(timeline, rows)],
@@ -307,7 +366,7 @@ class SessionManager:
         """Return the branch of a directory that is already a workspace, or ""."""
         if not location.path:
             return ""
-        row = self.hub.find_workspace_row(location.path, location.engine, location.files)
+        row = self.workspaces.find_row(location.path, location.engine, location.files)
         if row is not None and (other := self.table.find_by_branch(row.name)):
             raise location.taken_by(other)
         return row.name if row else ""
@@ -317,20 +376,20 @@ class SessionManager:
         if not row.path:
             from ortet.sessions.machine.scratch_workspace import scratch_workspace
 
-            return scratch_workspace(self.hub, row)
-        known = self.hub.workspace_table.get(row.branch)
+            return scratch_workspace(self.workspaces, row)
+        known = self.workspaces.table.get(row.branch)
         if known is not None:
-            return self.hub.workspace(name=row.branch)
-        return starting.open_first_workspace(self.hub, row)
+            return self.workspaces.open(name=row.branch)
+        return starting.open_first_workspace(self.workspaces, row)
 
     def _free_branch(self, name: str) -> str:
         """Return a free branch name: the name of the session, with a number if needed."""
         for number in range(1, _TRIES):
             branch = name if number == 1 else f"{name}-{number}"
-            hub = self.hub
+            store = self.store
             if not (
-                hub.catalog.head(f"branch:{branch}")
-                or hub.workspace_table.get(branch)
+                store.catalog.head(f"branch:{branch}")
+                or self.workspaces.table.get(branch)
                 or self.table.find_by_branch(branch)
             ):
                 return branch
@@ -358,25 +417,25 @@ class SessionManager:
             loaded: its state, if already loaded.
             head: its head, if already known.
         """
-        hub = self.hub
+        store = self.store
         holding = (
-            NoLease(hub.catalog, hub.clock, f"session:{row.id}")
+            NoLease(store.catalog, store.clock, f"session:{row.id}")
             if lease is None
-            else HeldLease(hub.catalog, hub.clock, lease)
+            else HeldLease(store.catalog, store.clock, lease)
         )
         branch = self.branch_of(row, head)
         loaded = loaded or self.load(row)
         ledger = writer_class(
-            hub.catalog,
+            store.catalog,
             loaded.line,
             self.chain,
-            clock=hub.clock,
+            clock=store.clock,
             state=loaded.mind,
             tip=loaded.tip,
             held_lease=holding,
             durability=profile.durability,
-            on_durable=lambda: hub.notify(f"session:{row.id}"),
-            redact=hub.redact,
+            on_durable=lambda: store.notify(f"session:{row.id}"),
+            redact=store.secrets.redact,
         )
         session = session_class(
             self,
@@ -405,12 +464,12 @@ class SessionManager:
             Refused: another process has it open.
         """
         name = f"session:{row.id}"
-        held = self.hub.catalog.lease(name) if self._unreleased_owners else None
+        held = self.store.catalog.lease(name) if self._unreleased_owners else None
         if held is not None and held.owner in self._unreleased_owners:
-            self.hub.catalog.seize(held)
+            self.store.catalog.seize(held)
             self._unreleased_owners.remove(held.owner)
         try:
-            return acquire_or_request_lease(self.hub, row.id, self.owner, self._host)
+            return acquire_or_request_lease(self.store, row.id, self.owner, self._host)
         except Refused as error:
             if error.kind != "lease_held":
                 raise
@@ -422,15 +481,15 @@ class SessionManager:
         return NoParticipant() if row is None else DetachedSessionParticipant(self, row)
 
     def branch_of(self, row: SessionRow, head: Oid | None = None) -> BranchWriter:
-        hub = self.hub
+        store = self.store
         return BranchWriter(
-            hub.catalog,
-            hub.objects,
-            hub.history,
+            store.catalog,
+            store.objects,
+            store.history,
             name=row.branch,
-            clock=hub.clock,
-            author=hub.author,
-            on_move=hub.notify,
+            clock=store.clock,
+            author=store.author,
+            on_move=store.notify,
             head=head,
         )
 
@@ -441,11 +500,11 @@ class SessionManager:
             self._process_owner = (os.getpid(), owner_prefix(self._host))
         return (
             f"{self._process_owner[1]}:"
-            f"{HANDOVER_OWNER_PREFIX if self.hub.allows_lease_handover else ''}{self.new_id()}"
+            f"{HANDOVER_OWNER_PREFIX if self.store.allows_lease_handover else ''}{self.new_id()}"
         )
 
     def _after_sweep(self) -> None:
-        if self._epoch != self.hub.objects.epoch:
-            self._epoch = self.hub.objects.epoch
+        if self._epoch != self.store.objects.epoch:
+            self._epoch = self.store.objects.epoch
             self.maps.clear_cache()
             self.scopes.forget()

@@ -45,17 +45,25 @@ from ortet.sessions.writing.inbox import pending_events
 from ortet.vault.vault import Secret
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
     from ortet.journal.reports.checkpoint import AgentCheckpoint
     from ortet.sessions.environment.handover import Handover
     from ortet.sessions.export import Format
+    from ortet.sessions.manager import SessionManager
+    from ortet.store.context import StoreContext
 
 
 class SessionReader(MemoryReaderMixin):
     """A session opened for reading. It takes no lease."""
 
-    def __init__(self, hub: Hub, row: SessionRow, event_log: EventLog, state: SessionState) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        sessions: SessionManager,
+        row: SessionRow,
+        event_log: EventLog,
+        state: SessionState,
+    ) -> None:
+        self._sessions = sessions
+        self._store = sessions.store
         self._row = row
         self._event_log = event_log
         self._state = state
@@ -88,8 +96,8 @@ class SessionReader(MemoryReaderMixin):
     @property
     def head(self) -> CommitInfo | None:
         """Return the last commit of the session, or None."""
-        found = self._hub.catalog.head(f"branch:{self._row.branch}")
-        return self._hub.history.info(found.oid) if found else None
+        found = self._store.catalog.head(f"branch:{self._row.branch}")
+        return self._store.history.info(found.oid) if found else None
 
     @property
     def goal(self) -> str:
@@ -107,9 +115,14 @@ class SessionReader(MemoryReaderMixin):
         return self._event_log
 
     @property
-    def hub(self) -> Hub:
-        """Return the hub that opened the session."""
-        return self._hub
+    def store(self) -> StoreContext:
+        """Return the services of the store that the session is in."""
+        return self._store
+
+    @property
+    def sessions(self) -> SessionManager:
+        """Return the manager that opened the session."""
+        return self._sessions
 
     @property
     def state(self) -> SessionState:
@@ -135,7 +148,7 @@ class SessionReader(MemoryReaderMixin):
     def _events(self, after: int, upto: int | None) -> Iterator[Event]:
         yield from self._event_log.events(after, upto)
         if upto is None:
-            yield from pending_events(self._hub.catalog, self._row.id)
+            yield from pending_events(self._store.catalog, self._row.id)
 
     def messages(self, last: int | None = None) -> list[Message]:
         """Return the messages that are in context, in order.
@@ -251,7 +264,7 @@ class SessionReader(MemoryReaderMixin):
 
         Answers that are still in the inbox are included.
         """
-        return approvals_of(self._hub.catalog, self._row.id, self._state)
+        return approvals_of(self._store.catalog, self._row.id, self._state)
 
     def comments(self) -> list[Event]:
         """Return the comments of people on the session.
@@ -278,14 +291,14 @@ class SessionReader(MemoryReaderMixin):
 
     def effects(self) -> list[Effect]:
         """Return all effects of this session and its family. A restore removes none of them."""
-        return [deed.effect for deed in effect_rows(self._hub.catalog, self._row.family)]
+        return [deed.effect for deed in effect_rows(self._store.catalog, self._row.family)]
 
     def spent(self) -> dict[str, float]:
         """Return the amounts spent by the family and by sessions that work for it.
 
         A restore refunds nothing.
         """
-        found = spent_by(self._hub.catalog, self._row.family)
+        found = spent_by(self._store.catalog, self._row.family)
         # state of a session that came from another host
         for name, amount in self._state.core.spent.items():
             found[name] = max(found.get(name, 0.0), amount)
@@ -293,14 +306,14 @@ class SessionReader(MemoryReaderMixin):
 
     def limits(self) -> dict[str, float]:
         """Return the hard limits of the family."""
-        return levels(self._hub.catalog, self._row)[0].account.limits
+        return levels(self._store.catalog, self._row)[0].account.limits
 
     def budget_left(self) -> dict[str, float]:
         """Return the remaining amount of each counter that has a limit.
 
         Limits of the session that this one works for are included.
         """
-        return remaining_for(self._hub.catalog, self._row)
+        return remaining_for(self._store.catalog, self._row)
 
     def model_calls(self) -> list[ModelCall]:
         """Return all recorded model calls, in order."""
@@ -308,7 +321,7 @@ class SessionReader(MemoryReaderMixin):
 
     def content(self, content: StoredContent) -> bytes:
         """Return the bytes of a recorded request or response."""
-        return load(self._hub.objects, content)
+        return load(self._store.objects, content)
 
     def artifacts(self) -> list[Artifact]:
         """Return all versions of all artifacts, by name."""
@@ -320,7 +333,7 @@ class SessionReader(MemoryReaderMixin):
         Raises:
             NotFound: there is no such artifact or version.
         """
-        return data_of(self._hub.objects, find(self._state.artifacts, name, version))
+        return data_of(self._store.objects, find(self._state.artifacts, name, version))
 
     def lineage(self, name: str, version: int | None = None) -> Lineage:
         """Return the artifact with the action and the reason that led to it."""
@@ -381,10 +394,10 @@ class SessionReader(MemoryReaderMixin):
         """Return the session state as signed text for a client. `hub.from_carry` opens it."""
         from ortet.sessions.portable.carry_token import carry
 
-        return carry(self, self._hub._session_manager())
+        return carry(self, self._sessions)
 
     def _now(self) -> int:
-        return self._hub.clock.now_ns()
+        return self._store.clock.now_ns()
 
 
 def _is_message(event: Event) -> bool:

@@ -67,7 +67,7 @@ def plan_compaction(view: SessionReader, keep_last: int, summarise: Summarise) -
     )
     if not gone:
         return None
-    hasher = view.hub.objects.hasher
+    hasher = view.store.objects.hasher
     past = make_compaction(gone, last_compaction(view), summarise, hasher)
     if core.aside:  # superseded messages in between are left out too, though the summary lacks them
         whole = [one for one in events if past.first <= one.seq <= past.last]
@@ -95,7 +95,7 @@ def unsettled_of(view: SessionReader) -> list[Effect]:
 
     Pure actions are not included: they have no effect but their result.
     """
-    deeds = effect_rows(view.hub.catalog, view.row.family)
+    deeds = effect_rows(view.store.catalog, view.row.family)
     here = {effect.id for effect in view.state.effects}
     mine = (deed.effect for deed in deeds if deed.session == view.id or deed.effect.id in here)
     return [
@@ -126,7 +126,7 @@ def last_messages(view: SessionReader, count: int) -> list[Message]:
 def briefing_of(view: SessionReader, tokens: int, count: TokenCounter) -> Briefing:
     mind, past = view.state, last_compaction(view)
     core = mind.core
-    deeds = {deed.effect.id: deed for deed in effect_rows(view.hub.catalog, view.row.family)}
+    deeds = {deed.effect.id: deed for deed in effect_rows(view.store.catalog, view.row.family)}
     effects = sorted(
         (_current_effect(effect, deeds) for effect in mind.effects), key=lambda e: e.begun
     )
@@ -189,7 +189,7 @@ def dropped_of(view: SessionReader, compaction: int) -> list[Message]:
     for past in compactions(view.state.core.summary, view.events):
         if compaction in (0, past.seq):
             events = view.events(past.first - 1, past.last)
-            found.append(recover_messages(past, events, view.hub.objects.hasher))
+            found.append(recover_messages(past, events, view.store.objects.hasher))
     if compaction and not found:
         raise NotFound(
             "no_compaction",

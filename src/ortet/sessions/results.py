@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import msgspec
 
 from ortet._util.validation import TEXT, require
 from ortet.errors import Invalid
-from ortet.journal.environment import EnvironmentDifference
-from ortet.journal.state.around import Collaboration
-from ortet.journal.state.records import Effect, Fact
-from ortet.machines.base import Report, Result
+from ortet.journal.state.records import Fact
+from ortet.machines.base import Result
 from ortet.memory.records import Scores, Tier
-from ortet.vault.vault import format_expiry
+from ortet.sessions.table import PAUSED
 
 # Result types of recall.
 
@@ -82,86 +79,6 @@ class RecallResult(list[RecallHit]):
 _RECORDED_CHARS = 32 * 1024
 """Number of characters recorded from each end of an output."""
 
-_SHOWN_DIFFERENCES = 5
-
-RestoreParts = frozenset[str]
-ALL_PARTS: RestoreParts = frozenset({"files", "mind", "processes"})
-MACHINE_PARTS = frozenset({"files", "processes"})
-
-
-class RestoreResult(msgspec.Struct, frozen=True):
-    """The result of a restore.
-
-    `deeds` are the effects after that commit, which stay done. `environment` are the differences
-    between the environment now and then.
-    """
-
-    to: str
-    files: Report
-    deeds: list[Effect]
-    collaborations: list[Collaboration] = []  # made by these effects
-    environment: list[EnvironmentDifference] = []
-    secrets: list[UnavailableSecret] = []  # referred to by the commit and not available here now
-
-    def __str__(self) -> str:
-        told = f"at {self.to[:12]}"
-        if self.files.started:
-            told += f"; running: {', '.join(self.files.started)}"
-        for loss in self.files.losses:
-            told += f"; not back: {loss.path or loss.what} ({loss.why})"
-        if self.deeds:
-            names = ", ".join(sorted({deed.name for deed in self.deeds}))
-            told += f"; {len(self.deeds)} deeds happened later and stay done: {names}"
-        if self.collaborations:
-            told += f"; others still see {'; '.join(map(_shown, self.collaborations))}"
-        if self.secrets:
-            told += f"; {'; '.join(map(str, self.secrets))}"
-        if self.environment:
-            more = len(self.environment) - _SHOWN_DIFFERENCES
-            told += f"; around it: {'; '.join(map(str, self.environment[:_SHOWN_DIFFERENCES]))}"
-            told += f" and {more} more" if more > 0 else ""
-        return told
-
-
-class UnavailableSecret(msgspec.Struct, frozen=True):
-    """A secret that a commit needs and that this host cannot provide.
-
-    `state` is "missing", "expired" (at `expired`, ns since 1970), or "no_key" if it was sealed with
-    another host's key. `used` says by what: "run", "token github", "variable API_KEY".
-    """
-
-    name: str
-    state: str
-    used: list[str]
-    expired: int = 0
-
-    def __str__(self) -> str:
-        why = {
-            "expired": f"expired at {format_expiry(self.expired)}",
-            "no_key": "was sealed with a key that is not here",
-        }.get(self.state, "is missing")
-        if all(one.startswith("variable ") for one in self.used):
-            return f"secret {self.name} {why}: set that variable, for {', '.join(self.used)}"
-        again = f"`ortet secret set {self.name}`"
-        return f"secret {self.name} {why}: set it again with {again}, for {', '.join(self.used)}"
-
-
-def _shown(one: Collaboration) -> str:
-    kind = f"{one.kind} " if one.kind else ""
-    link = f", {one.link}" if one.link else ""
-    return f"{kind}{one.name!r} ({one.status}{link})"
-
-
-def check_parts(only: Collection[str] | None) -> frozenset[str]:
-    given: Collection[str] = (
-        [only] if isinstance(only, str) else ALL_PARTS if only is None else only
-    )
-    named = isinstance(given, Collection) and all(isinstance(part, str) for part in given)
-    chosen = frozenset(given) if named else frozenset()
-    if not chosen or not chosen <= ALL_PARTS:
-        raise Invalid("bad_parts", f"only={only!r}: give some of 'files', 'mind', 'processes'")
-    return chosen
-
 
 def record_command_result(result: Result) -> dict[str, Any]:
     """Return the recorded form of a command result, with both ends of a long output."""
@@ -186,3 +103,17 @@ def clip_middle(text: str) -> str:
         f"{text[:_RECORDED_CHARS]}\n[{len(text) - 2 * _RECORDED_CHARS} characters are not "
         f"recorded]\n{text[-_RECORDED_CHARS:]}"
     )
+
+
+class ArchiveRecord(msgspec.Struct, frozen=True):
+    """An archived session.
+
+    `key` is the bucket key of its bundle. `commit` is the commit to continue from.
+    """
+
+    session: str
+    key: str
+    commit: str
+    size: int
+    time: int
+    status: str = PAUSED  # status before the archive; `unarchive` restores it

@@ -26,13 +26,8 @@ from ortet.machines.base import Command, Result
 from ortet.sessions.actions.budget import Budget
 from ortet.sessions.actions.effects import EffectLog
 from ortet.sessions.history.commit import BranchWriter
-from ortet.sessions.history.participants import (
-    LoadedSession,
-    OpenSessionParticipant,
-    is_bookkeeping_event,
-    pending_restore,
-    uncommitted_events,
-)
+from ortet.sessions.history.load import LoadedSession, is_bookkeeping_event, uncommitted_events
+from ortet.sessions.history.participants import OpenSessionParticipant
 from ortet.sessions.machine.kernels import KernelsMixin
 from ortet.sessions.memory.episodes import episode_data, last_episode_seq
 from ortet.sessions.profiles import Profile
@@ -52,12 +47,13 @@ from ortet.sessions.writing.idempotent_turns import key_row_change
 from ortet.sessions.writing.inbox import Inbox
 from ortet.sessions.writing.state_cache import cache_writer_state
 from ortet.store.lease import HeldLease
+from ortet.workspaces.commit_participant import pending_restore
 
 if TYPE_CHECKING:
     from ortet.backends.base import RowChange
-    from ortet.hub.governance.archive import ArchiveRecord
     from ortet.sessions.actions.actions import KeyScope, Replay
     from ortet.sessions.manager import SessionManager
+    from ortet.sessions.results import ArchiveRecord
     from ortet.workspaces.workspace import Workspace
 
 
@@ -79,8 +75,7 @@ class Session(KernelsMixin):
         profile: Profile,
         host: str,
     ) -> None:
-        super().__init__(sessions.hub, row, writer.event_log, writer.state)
-        self._sessions = sessions
+        super().__init__(sessions, row, writer.event_log, writer.state)
         self._writer = writer
         self._branch = branch
         self.held_lease = held_lease
@@ -88,9 +83,9 @@ class Session(KernelsMixin):
         self._head_image = loaded.machine
         self._epoch = loaded.epoch
         self._files: Workspace | None = None
-        self._effects = EffectLog(sessions.hub, row, writer)
-        self._inbox = Inbox(sessions.hub.catalog, row.id, writer)
-        self._budget = Budget(sessions.hub, row, writer, host=host)
+        self._effects = EffectLog(sessions.store, row, writer)
+        self._inbox = Inbox(sessions.store.catalog, row.id, writer)
+        self._budget = Budget(sessions.store, row, writer, host=host)
         self.profile = profile
         self._note_ttl = profile.note_ttl
         new = (
@@ -277,7 +272,7 @@ class Session(KernelsMixin):
             return result
         from ortet.vault.redaction import redact_result
 
-        values: dict[str, str] = self.machine.secret_values(options["secrets"])
+        values: dict[str, str] = self.machine.programs.secret_values(options["secrets"])
         return redact_result(result, values)
 
     def _run_here(self, command: Command, **options: Any) -> Result:
@@ -293,8 +288,8 @@ class Session(KernelsMixin):
         failpoint("room.before-session")
         row = msgspec.structs.replace(self._row, files=SCRATCH_FILES)
         rows = [SessionTable.update_change(row)]
-        self._hub.catalog.move(
-            [], verb="room", actor=self._hub.author, lease=self.held_lease.lease, rows=rows
+        self._store.catalog.move(
+            [], verb="room", actor=self._store.author, lease=self.held_lease.lease, rows=rows
         )
         self._row = self._participant.row = row
         self.attach_files(files)
@@ -303,7 +298,10 @@ class Session(KernelsMixin):
     def attach_files(self, files: Workspace) -> None:
         """Use `files` as the workspace of this session. They are committed and restored with it."""
         self._files = files
-        files.participant, files.generated_directory = self._participant, self.generated_directory
+        files.files.branch.participant, files.files.generated_directory = (
+            self._participant,
+            self.generated_directory,
+        )
         # take the baseline: later changes of the process environment count as changes
         _ = self._session_variables
 
@@ -357,7 +355,7 @@ class Session(KernelsMixin):
     def archive(self, why: str = "") -> ArchiveRecord:
         """Pause the session and move it into one bundle. `hub.unarchive` restores it."""
         self.pause(why)
-        return self._hub.archive(self.id, why)
+        return self._sessions.hub.archive(self.id, why)
 
     def set_status(self, status: str, why: str, *, rows: Sequence[RowChange]) -> None:
         """Change the status and write `rows` in the same transaction."""
@@ -423,7 +421,7 @@ class Session(KernelsMixin):
         """
         if calling := self._state.core.calling:
             self._participant.dirty = True
-            self._writer.add(*(lost_result(call, self._hub.author) for call in calling))
+            self._writer.add(*(lost_result(call, self._store.author) for call in calling))
 
     def activate(self, alive_until: int = 0) -> None:
         """Set the status to active and repair what a killed process left behind.
@@ -435,7 +433,7 @@ class Session(KernelsMixin):
         if killed:
             self._budget.count_lost_time(alive_until)
         self._set_status(ACTIVE, "")
-        if self._row.path and pending_restore(self._hub.catalog, self._row.branch) is not None:
+        if self._row.path and pending_restore(self._store.catalog, self._row.branch) is not None:
             # opening the workspace completes or rolls back the interrupted restore
             self._workspace()
         self.close_dangling_effects()
@@ -453,7 +451,7 @@ class Session(KernelsMixin):
         """Use the timeline and the state that the writer has switched to."""
         self._row = row
         self._event_log, self._state = self._writer.event_log, self._writer.state
-        self._effects = EffectLog(self._hub, row, self._writer)
+        self._effects = EffectLog(self._store, row, self._writer)
         self._story = self._recorded_environment = None
         self._auto_commit.reset(self._now())
 
@@ -472,9 +470,9 @@ class Session(KernelsMixin):
     ) -> list[Event]:
         self._begin_change()
         with self._writer.exclusive():
-            row, after, hub = self._row, self._writer.tip.seq, self._hub
+            row, after, store = self._row, self._writer.tip.seq, self._store
             rows = (
-                [key_row_change(hub.catalog, row, after, key=key, count=len(several))]
+                [key_row_change(store.catalog, row, after, key=key, count=len(several))]
                 if key
                 else []
             )
@@ -487,7 +485,7 @@ class Session(KernelsMixin):
         self._participant.dirty = True
 
     def _draft(self, kind: str, data: Mapping[str, Any], version: int = 1) -> Draft:
-        return Draft(kind, dict(data), self._hub.author, version=version)
+        return Draft(kind, dict(data), self._store.author, version=version)
 
     def _check_open(self) -> None:
         if self.held_lease.is_released:

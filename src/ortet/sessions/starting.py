@@ -15,11 +15,8 @@ from ortet.sessions.table import ARCHIVED, CLOSED, SessionRow, SessionTable
 from ortet.workspaces.table import FilesMode, WorkspaceTable, check_live, usable_network
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
+    from ortet.workspaces.manager import WorkspaceManager
     from ortet.workspaces.workspace import Workspace
-
-if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
 
 
 class FilesLocation(msgspec.Struct, frozen=True):
@@ -31,10 +28,10 @@ class FilesLocation(msgspec.Struct, frozen=True):
     limits: dict[str, Any] | None = None
     network: str | None = None
 
-    def check(self, hub: Hub) -> None:
+    def check(self, workspaces: WorkspaceManager) -> None:
         """Raise Unsupported if this host cannot run the engine, before a session is created."""
         if self.engine == "criu":
-            hub.check_engine(self.engine)
+            workspaces.check_engine(self.engine)
 
     def taken_by(self, other: SessionRow) -> Conflict:
         return Conflict(
@@ -121,10 +118,10 @@ def _host(workspace_table: WorkspaceTable, row: SessionRow, location: FilesLocat
     return known.host if known is not None else row.host
 
 
-def open_first_workspace(hub: Hub, row: SessionRow) -> Workspace:
+def open_first_workspace(workspaces: WorkspaceManager, row: SessionRow) -> Workspace:
     """Open the workspace at the directory of a session that has none yet."""
-    hub.check_local_host(row.name, row.host)
-    return hub.workspace(
+    workspaces.check_local_host(row.name, row.host)
+    return workspaces.open(
         row.path,
         name=row.branch,
         engine=row.engine,

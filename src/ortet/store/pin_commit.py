@@ -15,15 +15,15 @@ from ortet.objects.gc.reachability import ReachableSet
 from ortet.store.sweep_retry import run_with_sweep_retry
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
+    from ortet.store.context import StoreContext
 
 
 def pin_commit(
-    hub: Hub, commit: Oid, *, reachable_from: Oid | None = None, branch: str = ""
+    store: StoreContext, commit: Oid, *, reachable_from: Oid | None = None, branch: str = ""
 ) -> None:
     """Ensure that `commit` and all objects it needs exist, before a head or row refers to it.
 
-    Must be called within `hub.writing()`. Objects that are only in packs about to be deleted are
+    Must be called within `store.writing()`. Objects that are only in packs about to be deleted are
     put again durably. Nothing has to be checked if a head already reaches the commit. A store on
     this host blocks sweeps during a write, so nothing is done there either.
 
@@ -36,16 +36,16 @@ def pin_commit(
     Raises:
         NotFound: "commit_swept" if some object is already deleted.
     """
-    if not hub.objects.is_remote or _is_reachable(hub, commit, reachable_from, branch):
+    if not store.objects.is_remote or _is_reachable(store, commit, reachable_from, branch):
         return
     known = (
-        frozenset(hub.history.ancestors(reachable_from))
+        frozenset(store.history.ancestors(reachable_from))
         if reachable_from is not None
         else frozenset[Oid]()
     )
     kinds = {commit: Kind.COMMIT}
     marks = ReachableSet(
-        hub.objects, _record_kinds(references_after_erasure(hub.objects), kinds, known)
+        store.objects, _record_kinds(references_after_erasure(store.objects), kinds, known)
     )
 
     def gone(link: ObjectRef, parent: Oid | None, error: OrtetError) -> None:
@@ -53,45 +53,49 @@ def pin_commit(
         raise _commit_swept(commit, error) from error
 
     marks.add([ObjectRef(commit, Kind.COMMIT)], on_broken=gone)
-    again = [oid for oid in kinds if not hub.objects.has(oid)]
+    again = [oid for oid in kinds if not store.objects.has(oid)]
     for oid in again:
         try:
-            hub.objects.put(kinds[oid], hub.objects.get(oid))
+            store.objects.put(kinds[oid], store.objects.get(oid))
         except NotFound as error:
             raise _commit_swept(commit, error) from error
     if again:
-        hub.objects.flush()
+        store.objects.flush()
     failpoint("relied")
 
 
-def ref_writer(hub: Hub) -> RunPinned:
+def ref_writer(store: StoreContext) -> RunPinned:
     """Return a function that pins a commit and then creates a branch or tag there, with retry."""
 
     def named(commit: Oid, call: Callable[[], object]) -> None:
         def act() -> None:
-            with hub.writing():
-                pin_commit(hub, commit)
+            with store.writing():
+                pin_commit(store, commit)
                 call()
 
-        run_with_sweep_retry(hub, act)
+        run_with_sweep_retry(store, act)
 
     return named
 
 
-def _is_reachable(hub: Hub, commit: Oid, reachable_from: Oid | None, branch: str) -> bool:
+def _is_reachable(
+    store: StoreContext, commit: Oid, reachable_from: Oid | None, branch: str
+) -> bool:
     """Return True if a quick check shows that a head or reflog reaches the commit."""
     if reachable_from is not None and (
-        commit == reachable_from or hub.history.is_ancestor(commit, reachable_from)
+        commit == reachable_from or store.history.is_ancestor(commit, reachable_from)
     ):
         return True
-    if any(head.oid == commit for head in hub.catalog.heads("branch:")):
+    if any(head.oid == commit for head in store.catalog.heads("branch:")):
         return True
     if not branch:
         return False
-    from ortet.hub.maintenance import load_reflog_expiry
+    from ortet.history.refs import load_reflog_expiry
 
-    gone = load_reflog_expiry(hub)
-    return any(commit in (op.old, op.new) for op in hub.refs.reflog(branch) if not gone.covers(op))
+    gone = load_reflog_expiry(store.catalog)
+    return any(
+        commit in (op.old, op.new) for op in store.refs.reflog(branch) if not gone.covers(op)
+    )
 
 
 def _record_kinds(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from ortet.errors import Conflict, Refused, Unavailable
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
     from ortet.objects.base import ReferenceParser
     from ortet.objects.gc.sweep import Progress, Roots, SweepReport
+    from ortet.store.context import StoreContext
     from ortet.store.lease import HeldLease
 
 T = TypeVar("T")
@@ -23,16 +23,16 @@ _SWEEP_LEASE = "sweep"
 _TRIES = 20
 
 
-def check_sweep(hub: Hub) -> None:
+def check_sweep(store: StoreContext) -> None:
     """Raise Unsupported if this process can neither block nor refuse other writers."""
     from ortet.backends.sweep_epoch import EpochFencedCatalog
 
-    if not isinstance(hub.catalog, EpochFencedCatalog):
-        hub.objects.require_exclusive("a sweep")
+    if not isinstance(store.catalog, EpochFencedCatalog):
+        store.objects.require_exclusive("a sweep")
 
 
 def sweep_shared(
-    hub: Hub,
+    store: StoreContext,
     roots: Roots,
     walk: ReferenceParser,
     *,
@@ -48,16 +48,16 @@ def sweep_shared(
     from ortet.objects.gc import sweep_remote
     from ortet.objects.remote.store import RemoteObjectStore
 
-    objects, catalog = hub.objects, hub.catalog
+    objects, catalog = store.objects, store.catalog
     assert isinstance(objects, RemoteObjectStore)
     assert isinstance(catalog, EpochFencedCatalog)
-    with _exclusive_sweep(hub) as holding:
+    with _exclusive_sweep(store) as holding:
         return sweep_remote.sweep_remote(
             objects,
             roots,
             walk,
             fence=lambda: catalog.raise_epoch(holding.lease),
-            clock=hub.clock,
+            clock=store.clock,
             grace=sweep_remote.GRACE,
             dry_run=dry_run,
             min_garbage=min_garbage,
@@ -66,14 +66,14 @@ def sweep_shared(
 
 
 @contextmanager
-def _exclusive_sweep(hub: Hub) -> Iterator[HeldLease]:
+def _exclusive_sweep(store: StoreContext) -> Iterator[HeldLease]:
     from ortet.store.lease import HeldLease, LeaseRenewer, acquire_lease, owner_prefix
 
-    host = hub._store.host
+    host = store.host
     # unique, so that one process cannot run two sweeps either
     owner = f"{owner_prefix(host)}:{os.urandom(8).hex()}"
     try:
-        lease = acquire_lease(hub.catalog, _SWEEP_LEASE, owner, host)
+        lease = acquire_lease(store.catalog, _SWEEP_LEASE, owner, host)
     except Refused as error:
         if error.kind != "lease_held":
             raise
@@ -81,7 +81,7 @@ def _exclusive_sweep(hub: Hub) -> Iterator[HeldLease]:
             "sweep_busy",
             "a sweep of this store is running, here or on another host: repeat when it has ended",
         ) from error
-    holding, heart = HeldLease(hub.catalog, hub.clock, lease), LeaseRenewer()
+    holding, heart = HeldLease(store.catalog, store.clock, lease), LeaseRenewer()
     heart.add(holding)
     try:
         yield holding
@@ -98,21 +98,21 @@ def retry_on_sweep(verb: Verb) -> Verb:
 
     @wraps(verb)
     def again(whose: Any, *args: Any, **given: Any) -> Any:
-        return run_with_sweep_retry(whose.hub, lambda: verb(whose, *args, **given))
+        return run_with_sweep_retry(whose.store, lambda: verb(whose, *args, **given))
 
     return cast("Verb", again)
 
 
-def run_with_sweep_retry(hub: Hub, call: Callable[[], T]) -> T:
+def run_with_sweep_retry(store: StoreContext, call: Callable[[], T]) -> T:
     """Run `call`, retrying while it fails with Conflict("swept").
 
     That conflict means that a sweep of another host ran concurrently and the whole write was
-    refused. Inside `hub.writing()` there is no retry: the caller has to retry the whole block.
+    refused. Inside `store.writing()` there is no retry: the caller has to retry the whole block.
     """
     for _ in range(_TRIES):
         try:
             return call()
         except Conflict as error:
-            if error.kind != "swept" or hub.objects.sweep_lock.is_writing():
+            if error.kind != "swept" or store.objects.sweep_lock.is_writing():
                 raise
     return call()

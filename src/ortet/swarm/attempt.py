@@ -108,8 +108,8 @@ def _fork(
         return [records.attempt_change(running), *share]
 
     named = NamedForks([job.tail], rows)
-    (session,) = fork_named(hub._session_manager(), parent, Oid(bytes.fromhex(job.point)), named)
-    hub.notify(swarm_topic(job.session))
+    (session,) = fork_named(hub.session_manager, parent, Oid(bytes.fromhex(job.point)), named)
+    hub.store.notify(swarm_topic(job.session))
     return session, records.attempt(job.i)
 
 

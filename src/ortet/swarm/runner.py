@@ -12,8 +12,9 @@ from ortet._util.failpoints import failpoint
 from ortet.backends.base import Lease
 from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.history.refs import check_ref_name
+from ortet.hub.hub import drop_fork, hub_of
 from ortet.ids import Oid, from_hex
-from ortet.sessions.history.swarm_results import adopt_with, drop_fork, harvest, merge_with
+from ortet.sessions.history.swarm_results import adopt_with, harvest, merge_with
 from ortet.sessions.swarm_api import SwarmRequest, SwarmResult, swarm_topic
 from ortet.store.lease import LEASE_TTL_NS, HeldLease, LeaseRenewer, acquire_lease
 from ortet.swarm import records as books
@@ -69,7 +70,7 @@ class LocalSwarms:
                 last.callback(crew.close)
                 row = self._create_swarm(session, plan, request, lease, crew)
                 return _SwarmRun(session, plan, row, lease).run(lambda: crew)
-            row = books.find_swarm(session.hub.catalog, session.id, row.name) or row
+            row = books.find_swarm(session.store.catalog, session.id, row.name) or row
             plan = _with_stored_commands(plan, row)
             return _SwarmRun(session, plan, row, lease).run(
                 lambda: self._start_workers(session, plan)
@@ -77,18 +78,20 @@ class LocalSwarms:
 
     def all(self, session: SessionReader) -> list[SwarmResult]:
         """Return all swarms of a session, oldest first."""
-        rows = sorted(books.list_swarms(session.hub.catalog, session.id), key=lambda row: row.made)
+        rows = sorted(
+            books.list_swarms(session.store.catalog, session.id), key=lambda row: row.made
+        )
         return [self._result(session, row) for row in rows]
 
     def get(self, session: SessionReader, name: str) -> SwarmResult:
         """Return one swarm of a session by name. Raise NotFound("no_swarm")."""
-        row = books.find_swarm(session.hub.catalog, session.id, name)
+        row = books.find_swarm(session.store.catalog, session.id, name)
         if row is None:
             raise _no_swarm(session, name)
         return self._result(session, row)
 
     def _result(self, session: SessionReader, row: SwarmRow) -> SwarmResult:
-        attempts = SwarmRecords(session.hub.catalog, session.id, row.id).attempts()
+        attempts = SwarmRecords(session.store.catalog, session.id, row.id).attempts()
         return swarm_result(row, attempts, session.name)
 
     def _find_existing(self, session: Session, plan: SwarmPlan) -> SwarmRow | None:
@@ -96,7 +99,7 @@ class LocalSwarms:
 
         Raise Conflict if the swarm was started with other parameters.
         """
-        row = books.find_swarm(session.hub.catalog, session.id, plan.name) if plan.name else None
+        row = books.find_swarm(session.store.catalog, session.id, plan.name) if plan.name else None
         if row is None and plan.task is None:
             raise _no_swarm(session, plan.name)
         given = row is not None and plan.task is not None
@@ -117,7 +120,7 @@ class LocalSwarms:
         if plan.on is None:
             return SwarmWorkerClient(FORK_SERVER, {**told, "lends": _shares_zygotes(session, plan)})
         return SwarmWorkerClient(
-            RAY_SERVER, {**told, **ray_worker_config(session.hub, plan.on, plan.timeout)}
+            RAY_SERVER, {**told, **ray_worker_config(hub_of(session), plan.on, plan.timeout)}
         )
 
     def _create_swarm(
@@ -128,7 +131,7 @@ class LocalSwarms:
         lease: Lease,
         workers: SwarmWorkerClient,
     ) -> SwarmRow:
-        hub = session.hub
+        hub = hub_of(session)
         if plan.terms.budget:
             session._budget.return_unspent()  # so that attempts can reserve it
             check_share(hub.catalog, session.row, plan.terms.budget)
@@ -137,7 +140,7 @@ class LocalSwarms:
         else:
             point = hub.refs.resolve(request.at, default_branch=session.row.branch)
         if session.row.has_files:
-            hub.image_oid(point, hub.workspace_table.need(session.row.branch).empty_image)
+            hub.store.image_oid(point, hub.workspaces.table.need(session.row.branch).empty_image)
         workers.wait_ready()
         for number in range(1, _MAX_UNNAMED_SWARMS):
             name = plan.name or f"swarm-{number}"
@@ -146,7 +149,7 @@ class LocalSwarms:
             _check_names(session, name, plan.terms.n)
             works = [plan.task, plan.score]
             row = SwarmRow(
-                id=hub.new_id(),
+                id=hub.store.new_id(),
                 name=name,
                 point=point,
                 made=hub.clock.now_ns(),
@@ -169,11 +172,11 @@ class _SwarmRun:
 
     def __init__(self, session: Session, plan: SwarmPlan, row: SwarmRow, lease: Lease) -> None:
         self._session = session
-        self._hub = session.hub
+        self._hub = hub_of(session)
         self._plan = plan
         self._row = row
         self._lease = lease
-        self._records = SwarmRecords(session.hub.catalog, session.id, row.id)
+        self._records = SwarmRecords(session.store.catalog, session.id, row.id)
 
     def run(self, start_workers: Callable[[], SwarmWorkerClient]) -> SwarmResult:
         if self._row.state == RUNNING:
@@ -266,16 +269,16 @@ class _SwarmRun:
 
     def _write(self, **fields: Any) -> None:
         self._row = self._records.write_swarm(self._row, self._lease, **fields)
-        self._hub.notify(swarm_topic(self._session.id))
+        self._hub.store.notify(swarm_topic(self._session.id))
 
 
 @contextmanager
 def _driver_lease(session: Session) -> Iterator[Lease]:
     """Hold the lease to run swarms of this session: one process and one thread at a time."""
-    hub = session.hub
+    hub = hub_of(session)
     topic = f"swarm:{session.id}"
     try:
-        lease = acquire_lease(hub.catalog, topic, session._sessions.owner(), hub._store.host)
+        lease = acquire_lease(hub.catalog, topic, session._sessions.owner(), hub.store.host)
     except Refused as error:
         if error.kind != "lease_held":
             raise
@@ -308,22 +311,23 @@ def _with_stored_commands(plan: SwarmPlan, row: SwarmRow) -> SwarmPlan:
 
 def _shares_zygotes(session: Session, plan: SwarmPlan) -> bool:
     """Return True if attempts use overlay machines, whose zygote process can be shared."""
-    hub, files = session.hub, session._workspace()
+    hub, files = hub_of(session), session._workspace()
     if files is not None:
-        return (files.row.forks or hub._store.strongest()) == "overlay"
+        return (files.row.forks or hub.workspaces.engines.strongest()) == "overlay"
     works = [work for work in (plan.task, plan.score) if work is not None and work.command]
     return (
-        bool(works) and hub.resolve_files_and_engine(session.row.engine, "private")[1] == "overlay"
+        bool(works)
+        and hub.workspaces.resolve_files_and_engine(session.row.engine, "private")[1] == "overlay"
     )
 
 
 def _check_names(session: Session, name: str, n: int) -> None:
     """Raise a conflict if a fork already has the name of a planned attempt."""
-    hub, roll = session.hub, session._sessions.table
+    hub, roll = hub_of(session), session._sessions.table
     for i in range(n):
         tail = f"/{name}-{i}"
         branch = check_ref_name(session.row.branch + tail)
-        taken = hub.workspace_table.get(branch) or hub.refs.get(branch)
+        taken = hub.workspaces.table.get(branch) or hub.refs.get(branch)
         if taken or roll.is_taken(session.agent, session.name + tail):
             raise fork_taken(session.name + tail)
 

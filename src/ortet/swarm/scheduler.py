@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from ortet._util.failpoints import failpoint
 from ortet.errors import Conflict, Unavailable
+from ortet.hub.hub import drop_fork, hub_of
 from ortet.machines.standalone.process_tree import kill_run
-from ortet.sessions.history.swarm_results import drop_fork
 from ortet.sessions.swarm_api import SwarmResult, swarm_topic
 from ortet.store.lease import is_owner_dead
 from ortet.swarm.attempt import AttemptJob
@@ -46,7 +46,7 @@ class SwarmScheduler:
         self, session: Session, plan: SwarmPlan, row: SwarmRow, records: SwarmRecords
     ) -> None:
         self._session = session
-        self._hub = session.hub
+        self._hub = hub_of(session)
         self._plan = plan
         self._row = row
         self._records = records
@@ -107,7 +107,7 @@ class SwarmScheduler:
             self._hub.catalog.seize(held)
 
     def _is_local_process(self, owner: str) -> bool:
-        host = self._hub._store.host
+        host = self._hub.store.host
         return owner.startswith(f"{host}:") and not is_owner_dead(owner, host)
 
     # attempts of this driver
@@ -230,7 +230,7 @@ class SwarmScheduler:
         self._report_progress()
 
     def _report_progress(self) -> None:
-        self._hub.notify(swarm_topic(self._session.id))
+        self._hub.store.notify(swarm_topic(self._session.id))
         if self._plan.progress is not None:
             self._plan.progress(self.result)
 

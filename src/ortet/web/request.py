@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ortet.errors import OrtetError
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.ids import Oid
 from ortet.server import wire
 from ortet.server.auth.tokens import Caller
@@ -86,7 +86,7 @@ class PageRequest:
         """
         with (
             self.session_pool.view(self.row().id) as view,
-            self.context.commit_visibility.restrict_hub(self.caller, view.hub),
+            self.context.commit_visibility.restrict_hub(self.caller, hub_of(view)),
         ):
             yield view
 

@@ -17,8 +17,11 @@ from typing import Protocol
 
 import msgspec
 
-from ortet.backends.base import Append, Lease, LeaseClaim, RowChange, Timeline
+from ortet._util.failpoints import failpoint
+from ortet.backends.base import Append, Catalog, Lease, LeaseClaim, RowChange, Timeline
 from ortet.ids import Oid
+from ortet.journal.state.records import Effect
+from ortet.workspaces.results import UnavailableSecret
 
 
 class TransactionExtras(msgspec.Struct, frozen=True):
@@ -87,6 +90,24 @@ class CommitParticipant(Protocol):
         """Return the environment variables to set for commands. None unsets a variable."""
         ...
 
+    def unrestorable_since(self, commit: Oid) -> tuple[list[Effect], list[UnavailableSecret]]:
+        """Return what a restore to `commit` cannot undo or restore.
+
+        Returns:
+            Effects on the outside world since the commit, and secrets that the commit refers to and
+                that are not available here.
+        """
+        ...
+
+    def count_forgotten(self, commit: Oid, since: Oid | None = None) -> int:
+        """Return the number of events that the state loses by a restore of `commit`.
+
+        Args:
+            commit: the commit to restore.
+            since: count from this commit; None counts from the present state.
+        """
+        ...
+
 
 class NoParticipant:
     """Participant of a workspace without a session.
@@ -118,3 +139,40 @@ class NoParticipant:
 
     def variables(self) -> Mapping[str, str | None]:
         return {}
+
+    def unrestorable_since(self, commit: Oid) -> tuple[list[Effect], list[UnavailableSecret]]:
+        del commit
+        return [], []
+
+    def count_forgotten(self, commit: Oid, since: Oid | None = None) -> int:
+        del commit, since
+        return 0
+
+
+# The record of an interrupted restore: `begin_restore` writes it, the move of the branch clears it.
+
+_PENDING_RESTORE = "going"
+"""Row kind of the pending-restore record: files have moved, the branch has not yet."""
+
+
+def pending_restore(catalog: Catalog, branch: str) -> Oid | None:
+    """Return the commit recorded before an interrupted restore, or None.
+
+    If present, the workspace files must be restored to it.
+    """
+    row = catalog.row(_PENDING_RESTORE, branch)
+    return Oid(row.value) if row else None
+
+
+def mark_restore_pending(catalog: Catalog, branch: str, safety: Oid) -> None:
+    catalog.put_row(_PENDING_RESTORE, branch, safety)
+    failpoint("restore.going")
+
+
+def clear_restore_pending(catalog: Catalog, branch: str) -> None:
+    catalog.drop_row(_PENDING_RESTORE, branch)
+
+
+def clear_restore_pending_row(branch: str) -> RowChange:
+    """Return the row change that clears the pending-restore record, for the branch transaction."""
+    return RowChange(_PENDING_RESTORE, branch, None)

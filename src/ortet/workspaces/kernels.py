@@ -1,37 +1,27 @@
-"""The workspace verbs for Python kernels in its machine."""
+"""Python kernels in the machine of a workspace."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ortet._util.validation import DICT, TEXT, optional, require
-from ortet.history.commits import CommitInfo
 from ortet.ids import Oid
-from ortet.machines.base import Machine
-from ortet.workspaces.programs import WorkspaceProgramsMixin
+from ortet.workspaces.files import WorkspaceFiles
 
 if TYPE_CHECKING:
     from ortet.machines.kernels.kernel import Kernel
     from ortet.machines.kernels.manager import KernelManager
 
 
-class WorkspaceKernelsMixin(WorkspaceProgramsMixin):
-    """The verbs of Workspace for Python interpreters."""
+class WorkspaceKernels:
+    """Starts and finds Python interpreters in the machine of a workspace."""
 
-    _kernels: KernelManager | None = None
+    def __init__(self, files: WorkspaceFiles) -> None:
+        self._files = files
+        self._manager: KernelManager | None = None
 
-    @abstractmethod
-    def _shared_access(self) -> AbstractContextManager[Machine]: ...
-
-    @abstractmethod
-    def _record(
-        self, image: Oid, message: str, parents: Sequence[Oid] = (), verb: str = "commit"
-    ) -> CommitInfo: ...
-
-    def kernel(
+    def get(
         self,
         name: str = "main",
         *,
@@ -45,9 +35,9 @@ class WorkspaceKernelsMixin(WorkspaceProgramsMixin):
             python: the interpreter; by default that of the workspace's .venv, else this process's.
             env: variables to set; None unsets one.
         """
-        return self.start_kernel(name, python=python, env=env)[0]
+        return self.start(name, python=python, env=env)[0]
 
-    def start_kernel(
+    def start(
         self,
         name: str,
         *,
@@ -64,24 +54,31 @@ class WorkspaceKernelsMixin(WorkspaceProgramsMixin):
         for variable, value in (env or {}).items():
             require(TEXT, **{"a name in env": variable})
             optional(TEXT, **{f"env {variable}": value})
-        machine = self._open_machine()
-        if self._kernels is None:
+        machine = self._files.open_machine()
+        if self._manager is None:
             seat = machine.kernel_host()
-            self._kernels = KernelManager(
-                seat, reading_files=self._shared_access, before_replace=self._commit_unless_image
+            self._manager = KernelManager(
+                seat,
+                reading_files=self._files.shared_access,
+                before_replace=self._commit_unless_image,
             )
-        given = {**machine.withheld_variables(), **self.participant.variables(), **(env or {})}
-        return self._kernels.get(name, python=python, env=given)
+        given = {
+            **machine.withheld_variables(),
+            **self._files.branch.participant.variables(),
+            **(env or {}),
+        }
+        return self._manager.get(name, python=python, env=given)
 
     def _commit_unless_image(self, image: Oid) -> None:
         """Commit the present files, unless they equal the image."""
-        with self._shared_access() as machine:
+        with self._files.shared_access() as machine:
             seat = machine.kernel_host()
             # in a live machine only the files: an image cannot hold running kernel forks
-            now = seat.capture_files()[0] if seat.captures_processes else self._snapshot()
+            now = seat.capture_files()[0] if seat.captures_processes else self._files.snapshot()
             if now != image:
-                self._record(now, "before keeping a fork of a kernel")
+                self._files.record(now, "before keeping a fork of a kernel")
 
-    def _end_kernels(self) -> None:
-        if self._kernels is not None:
-            self._kernels.close()
+    def close(self) -> None:
+        """End all kernels."""
+        if self._manager is not None:
+            self._manager.close()

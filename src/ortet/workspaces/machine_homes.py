@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from ortet._util.failpoints import failpoint
@@ -16,7 +17,7 @@ from ortet.errors import Conflict, NotFound, Unsupported
 from ortet.ids import Oid
 from ortet.machines.base import Engine, Machine, MachineSpec
 from ortet.machines.dirfd import translate_os_error
-from ortet.workspaces.table import WorkspaceRow
+from ortet.workspaces.table import RootScope, WorkspaceRow
 
 # File locks in the home of a machine: one for having it open, one for access to its files.
 #
@@ -128,17 +129,31 @@ class OpenMachine(NamedTuple):
             self.lock.close()
 
 
+class HostEngines(msgspec.Struct, frozen=True):
+    """The engines of this host, as `ortet.config` chooses them.
+
+    Attributes:
+        find: Returns an engine by name, created at first use. Raises Invalid for an unknown name.
+        strongest: Returns the name of the engine for private files.
+        scope: Directory tree that private machines cover by default.
+        hide: Paths that private machines do not see.
+    """
+
+    find: Callable[[str], Engine]
+    strongest: Callable[[], str]
+    scope: RootScope
+    hide: tuple[Path, ...] = ()
+
+
 class MachineHomes:
     """The machines of one store on this host, by the rows of their workspaces."""
 
-    def __init__(
-        self, store: Path, engine: Callable[[str], Engine], hide: Sequence[Path] = ()
-    ) -> None:
-        self._homes = store / "local" / "machines"
-        self._layers = store / "local" / "bases"
-        self._find_engine = engine
+    def __init__(self, root: Path, engines: HostEngines) -> None:
+        self._homes = root / "local" / "machines"
+        self._layers = root / "local" / "bases"
+        self._find_engine = engines.find
         self._engines: dict[str, Engine] = {}
-        self._hide = (*hide, store)
+        self._hide = (*engines.hide, root)
 
     def close(self) -> None:
         """Close the engines. All machines must be closed before."""

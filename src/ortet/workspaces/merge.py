@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,16 +13,13 @@ from ortet.history.commits import CommitInfo
 from ortet.history.diff.tree_diff import diff_images
 from ortet.history.merge.text_merge import Favor
 from ortet.history.merge.tree_merge import FileConflict, MergedImage, merge_images
-from ortet.history.refs import Ref, ref_text
 from ortet.ids import Oid, from_hex
 from ortet.machines.base import Report
+from ortet.store.context import StoreContext
 from ortet.store.pin_commit import pin_commit
 from ortet.store.sweep_retry import retry_on_sweep
-
-if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
-    from ortet.workspaces.workspace import Workspace
-
+from ortet.workspaces.files import WorkspaceFiles
+from ortet.workspaces.table import WorkspaceRow
 
 FAVOR_HINT = "choose favor='ours' or 'theirs'"
 """Advice about conflicts for Python callers. The command line has its own text."""
@@ -46,65 +42,68 @@ class MergeSides(NamedTuple):
     ours: records.Image
     theirs: records.Image
 
-    def merge(self, hub: Hub, favor: Favor | None) -> MergedImage:
-        return merge_images(hub.trees, hub.objects, **self._asdict(), favor=favor)
+    def merge(self, store: StoreContext, favor: Favor | None) -> MergedImage:
+        return merge_images(store.trees, store.objects, **self._asdict(), favor=favor)
+
+
+class OtherFiles(NamedTuple):
+    """The other side of a merge of files.
+
+    `private` are its files if it is a private workspace, which may hold uncommitted work.
+    """
+
+    label: str
+    private: WorkspaceFiles | None = None
 
 
 @retry_on_sweep
 def merge(
-    ours: Workspace, other: Workspace | Ref, *, message: str | None, favor: Favor | None
+    ours: WorkspaceFiles, source: OtherFiles, *, message: str | None, favor: Favor | None
 ) -> MergeResult:
-    """Merge `other` into `ours`; see `Workspace.merge`."""
+    """Merge `source` into `ours`; see `Workspace.merge`."""
     check_favor(favor)
-    with _resolve_other(ours, other) as (label, private):
-        if private is None:
-            theirs = ours.resolve(label)
-        else:
-            theirs = from_hex(private.commit("before being merged").oid)
-    hub, history = ours.hub, ours.hub.history
+    label, private = source
+    if private is None:
+        theirs = ours.branch.resolve(label)
+    else:
+        theirs = from_hex(private.commit("before being merged").oid)
+    store, history = ours.store, ours.store.history
     with ours.exclusive_access():
         mine = ours.commit_pending(f"before merging {label}")
         if history.is_ancestor(theirs, mine):
             return MergeResult(commit=history.info(mine), conflicts=[], up_to_date=True)
         if private is None:
-            pin_commit(hub, theirs, reachable_from=mine)
+            pin_commit(store, theirs, reachable_from=mine)
         if history.is_ancestor(mine, theirs):
             ours.restore_commit(theirs, "merge")
             return MergeResult(commit=history.info(theirs), conflicts=[])
-        sides = MergeSides(_base(hub, mine, theirs), history.image(mine), history.image(theirs))
-        merged = sides.merge(hub, favor)
+        sides = MergeSides(_base(store, mine, theirs), history.image(mine), history.image(theirs))
+        merged = sides.merge(store, favor)
         raise_on_conflicts(merged.conflicts, label)
         info = ours.apply_image(merged.image, message or f"merge {label}", [mine, theirs])
         return MergeResult(commit=info, conflicts=merged.conflicts)
 
 
-def try_merge(ours: Workspace, other: Workspace | Ref, *, favor: Favor | None) -> MergeResult:
+def try_merge(ours: WorkspaceFiles, source: OtherFiles, *, favor: Favor | None) -> MergeResult:
     """Return the result that a merge would have, without changing files or branches."""
     check_favor(favor)
-    hub, head = ours.hub, ours.head
+    store, head = ours.store, ours.head
     theirs: CommitInfo | None
-    with _resolve_other(ours, other) as (label, private):
-        if private is None:
-            theirs = hub.history.info(ours.resolve(label))
-            image = hub.history.image(from_hex(theirs.oid))
-        else:
-            theirs, image = private.head, private.current_image()
-    base = _base(hub, from_hex(head.oid), from_hex(theirs.oid)) if head and theirs else None
+    if source.private is None:
+        theirs = store.history.info(ours.branch.resolve(source.label))
+        image = store.history.image(from_hex(theirs.oid))
+    else:
+        theirs, image = source.private.head, source.private.current_image()
+    base = _base(store, from_hex(head.oid), from_hex(theirs.oid)) if head and theirs else None
     mine = ours.current_image()
-    with hub.writing():
-        merged = MergeSides(base, mine, image).merge(hub, favor)
+    with store.writing():
+        merged = MergeSides(base, mine, image).merge(store, favor)
     same = merged.image == mine
     return MergeResult(commit=None, conflicts=merged.conflicts, up_to_date=same)
 
 
-@retry_on_sweep
-def land(private: Workspace, *, favor: Favor | None) -> Report:
-    """Land a private workspace; see `Workspace.land`.
-
-    Changes that were landed before are skipped.
-    """
-    check_favor(favor)
-    row, hub = private.row, private.hub
+def check_landable(row: WorkspaceRow) -> None:
+    """Raise Invalid unless a workspace has a directory of its own to land on."""
     if row.files != "private":
         raise Invalid(
             "not_private",
@@ -117,53 +116,38 @@ def land(private: Workspace, *, favor: Favor | None) -> Report:
             f"{row.name!r} came from no directory, so there is none to land on: write a commit to "
             "one with hub.restore(ref, to=…), or merge it into the session it was forked from",
         )
-    theirs = from_hex(private.commit("before landing").oid)
-    with hub.inplace_workspace(row.directory) as origin, origin.exclusive_access():
-        origin.refresh_head()  # another handle may have moved the branch
+
+
+@retry_on_sweep
+def land(
+    private: WorkspaceFiles, origin: WorkspaceFiles, theirs: Oid, favor: Favor | None
+) -> Report:
+    """Apply the commit `theirs` of a private workspace to its original directory.
+
+    Changes that were landed before are skipped. See `Workspace.land`.
+    """
+    row, store = private.branch.row, private.store
+    with origin.exclusive_access():
+        origin.branch.refresh_head()  # another handle may have moved the branch
         ours = origin.commit_pending(f"before landing {row.name}")
-        if hub.history.is_ancestor(theirs, ours):
+        if store.history.is_ancestor(theirs, ours):
             return Report()
         # without common history the base is the directory as it was when the private copy was made
-        base = _base(hub, ours, theirs) or hub.read_image(Oid(row.base))
-        before = hub.history.image(ours)
-        merged = MergeSides(base, before, hub.history.image(theirs)).merge(hub, favor)
+        base = _base(store, ours, theirs) or store.read_image(Oid(row.base))
+        before = store.history.image(ours)
+        merged = MergeSides(base, before, store.history.image(theirs)).merge(store, favor)
         raise_on_conflicts(
             without_generated(private.generated_directory, merged.conflicts), row.name
         )
-        changes = diff_images(hub.trees, before, merged.image)
+        changes = diff_images(store.trees, before, merged.image)
         origin.apply_image(merged.image, f"landed {row.name}", [ours, theirs])
     removed = sum(change.kind == "removed" for change in changes)
     return Report(written=len(changes) - removed, removed=removed)
 
 
-@contextmanager
-def _resolve_other(
-    ours: Workspace, other: Workspace | Ref
-) -> Iterator[tuple[str, Workspace | None]]:
-    """Yield the label of the other side, and its workspace if it may hold uncommitted files."""
-    if isinstance(other, str | CommitInfo):
-        label = ref_text(other)
-        with ours.hub.private_workspace(label) as private:
-            yield label, private
-    elif hasattr(other, "hub"):
-        yield other.name, _same_store(ours, other)
-    else:
-        raise Invalid("bad_ref", f"cannot merge {other!r}: give a workspace, a branch or a commit")
-
-
-def _same_store(ours: Workspace, other: Workspace) -> Workspace:
-    if other.hub.root.resolve() != ours.hub.root.resolve():
-        raise Invalid(
-            "other_store",
-            f"{other.name!r} is in another store, {other.hub.root}: export it there, import it "
-            "here, then merge the branch",
-        )
-    return other
-
-
-def _base(hub: Hub, ours: Oid, theirs: Oid) -> records.Image | None:
-    base = hub.history.merge_base(ours, theirs)
-    return hub.history.image(base) if base else None
+def _base(store: StoreContext, ours: Oid, theirs: Oid) -> records.Image | None:
+    base = store.history.merge_base(ours, theirs)
+    return store.history.image(base) if base else None
 
 
 def check_favor(favor: str | None) -> None:

@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ortet._util.validation import TEXT, require
-from ortet.errors import Conflict, Invalid, NotFound, Unsupported
+from ortet.errors import Invalid, NotFound, Unsupported
 from ortet.ids import Oid
-from ortet.machines.base import (
-    ChangeNotice,
-    Command,
-    ControlSocket,
-    Machine,
-    OutputCallback,
-    Report,
-    Result,
-)
+from ortet.machines.base import Command, OutputCallback, Report, Result
 from ortet.machines.secrets.names import is_secret
-from ortet.workspaces.machine_homes import MachineLock
-from ortet.workspaces.onbranch import WorkspaceBranchMixin
+from ortet.workspaces.files import WorkspaceFiles
 
 if TYPE_CHECKING:
     from ortet.machines.control.jobs import Job, JobInfo, ProcessInfo
 
-_SHELL = ("/bin/bash", "-i")
-_SCREEN = (24, 80)
+SHELL = ("/bin/bash", "-i")
+INITIAL_SCREEN = (24, 80)
 
 
-class WorkspaceProgramsMixin(WorkspaceBranchMixin):
-    """The verbs of Workspace that run programs in its machine.
+class WorkspacePrograms:
+    """Runs programs in the machine of a workspace.
 
     Services and shells outlive a call. They are part of each commit if the engine carries
     processes; other engines refuse them.
     """
 
-    _lock: MachineLock
+    def __init__(self, files: WorkspaceFiles) -> None:
+        self._files = files
+        self._store = files.store
 
     def run(
         self,
@@ -76,11 +67,14 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
         check_run(command, env=env, secrets=secrets, **options)
         if isinstance(stdin, str):
             options["stdin"] = stdin.encode("utf-8", "surrogateescape")
-        machine, given = self._open_machine(), {**self.participant.variables(), **(env or {})}
+        machine, given = (
+            self._files.open_machine(),
+            {**self._files.branch.participant.variables(), **(env or {})},
+        )
         hidden = self.secret_values(secrets)
         if not hidden:
             return machine.run(command, env=given, **options)
-        with self._mark_secrets_in_use(hidden):
+        with self._files.secrets_in_use(hidden):
             return machine.run_with_secrets(hidden, command, env=given, **options)
 
     def secret_values(self, secrets: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
@@ -97,36 +91,12 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
         Machines do not get the secrets in the environment of this process.
         """
         try:
-            return self.hub.vault.get(name)
+            return self._store.vault.get(name)
         except NotFound:
-            value = self.hub.environ.get(name, "")
+            value = self._store.environ.get(name, "")
             if not is_secret(name, value):
                 raise
             return value
-
-    @contextmanager
-    def _mark_secrets_in_use(self, secrets: Mapping[str, str]) -> Iterator[None]:
-        names = list(secrets)
-        self._secrets_in_use.append(names)
-        try:
-            yield
-        finally:
-            self._secrets_in_use.remove(names)
-
-    def _snapshot(self) -> Oid:
-        """Snapshot the present state for a commit.
-
-        Raises:
-            Conflict: "secret_in_use" while a command with secrets runs.
-        """
-        if self._secrets_in_use:
-            names = ", ".join(sorted({name for names in self._secrets_in_use for name in names}))
-            raise Conflict(
-                "secret_in_use",
-                f"a command that was given {names} is running, and a commit could hold it: wait "
-                "until it has ended",
-            )
-        return self._open_machine().snapshot()
 
     def spawn(
         self,
@@ -150,15 +120,17 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
 
         require(TEXT, name=name)
         check_run(command, env=env, cwd=cwd)
-        given = {**self.participant.variables(), **(env or {})}
-        return self._open_machine().spawn(check_job(name), command, env=given, cwd=cwd, stdin=stdin)
+        given = {**self._files.branch.participant.variables(), **(env or {})}
+        return self._files.open_machine().spawn(
+            check_job(name), command, env=given, cwd=cwd, stdin=stdin
+        )
 
     def shell(
         self,
         name: str = "main",
         *,
-        command: Command = _SHELL,
-        size: tuple[int, int] = _SCREEN,
+        command: Command = SHELL,
+        size: tuple[int, int] = INITIAL_SCREEN,
         env: Mapping[str, str | None] | None = None,
     ) -> Job:
         """Return the shell of this name. It is started at first use.
@@ -170,21 +142,25 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
             env: variables to set; None unsets one.
         """
         require(TEXT, name=name)
-        machine = self._open_machine()
+        machine = self._files.open_machine()
         for job in machine.jobs():
             if job.name == name and job.code is None:
                 return machine.job(name)
-        given = {"TERM": "xterm-256color", **self.participant.variables(), **(env or {})}
+        given = {
+            "TERM": "xterm-256color",
+            **self._files.branch.participant.variables(),
+            **(env or {}),
+        }
         return machine.spawn(check_job(name), command, kind="shell", env=given, tty=size)
 
     def job(self, name: str) -> Job:
         """Return the service or shell of this name, running or ended."""
         require(TEXT, name=name)
-        return self._open_machine().job(name)
+        return self._files.open_machine().job(name)
 
     def jobs(self) -> list[JobInfo]:
         """Return all services and shells, running or ended."""
-        return [job for job in self._open_machine().jobs() if job.name]
+        return [job for job in self._files.open_machine().jobs() if job.name]
 
     def is_running(self) -> bool:
         """Return True if services or shells are running. They end when the workspace is closed."""
@@ -195,7 +171,7 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
 
     def ps(self) -> list[ProcessInfo]:
         """Return all processes of the machine."""
-        return self._open_machine().ps()
+        return self._files.open_machine().ps()
 
     def logs(self, name: str, last: int | None = None) -> str:
         """Return the last output of a service or shell: up to one megabyte, or `last` bytes."""
@@ -213,15 +189,15 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
         Returns:
             The port of this host.
         """
-        return self._open_machine().expose(port, at)
+        return self._files.open_machine().expose(port, at)
 
     def exposed(self) -> dict[int, int]:
         """Return the forwarded ports: machine port -> port of this host."""
-        return self._open_machine().exposed_ports()
+        return self._files.open_machine().exposed_ports()
 
     def unexpose(self, port: int) -> bool:
         """Close the forward to `port` with its connections. Return False if there was none."""
-        machine = self._open_machine()
+        machine = self._files.open_machine()
         known = port in machine.exposed_ports()
         machine.unexpose(port)
         return known
@@ -230,12 +206,12 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
         """Raise Unsupported if `restart` could not start the services of this commit."""
         from ortet.machines.services import load_services
 
-        state = self.hub.history.state(target)
-        image = self.hub.read_image(Oid(state.machine)) if state.machine else None
+        state = self._store.history.state(target)
+        image = self._store.read_image(Oid(state.machine)) if state.machine else None
         if (
-            self._open_machine().engine == "folder"
+            self._files.open_machine().engine == "folder"
             and image
-            and load_services(self.hub.objects, image)
+            and load_services(self._store.objects, image)
         ):
             raise Unsupported(
                 "no_restart",
@@ -248,14 +224,14 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
         """Start the services of a commit that do not run. Return the report with their names."""
         from ortet.machines.services import load_services
 
-        machine, image = self._open_machine(), self.hub.history.image(target)
-        wanted = load_services(self.hub.objects, image)
+        machine, image = self._files.open_machine(), self._store.history.image(target)
+        wanted = load_services(self._store.objects, image)
         if not wanted:
             return report
         running = {job.name for job in machine.jobs() if job.code is None}
         started = [one for one in wanted if one.name not in running]
         for one in started:
-            given = self.participant.variables()
+            given = self._files.branch.participant.variables()
             machine.spawn(one.name, one.argv, env=given, cwd=one.cwd)
         names = {one.name for one in started}
         return msgspec.structs.replace(
@@ -263,42 +239,6 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
             losses=[loss for loss in report.losses if loss.path not in names],
             started=[*report.started, *sorted(names)],
         )
-
-    @property
-    def control_socket(self) -> ControlSocket:
-        """Return the control socket, by which other processes of this host reach the programs."""
-        return self._open_machine().control_socket
-
-    def wait_for_changes(self, timeout: float, wake: int = -1) -> ChangeNotice | None:
-        """Wait until files of the workspace change; see `Machine.wait_for_changes`.
-
-        No lock is held, so other processes can change the files during the wait.
-        """
-        return self._open_machine().wait_for_changes(timeout, wake)
-
-    def suspend(self) -> None:
-        """Release the open lock while the workspace is idle: others may drop it. See `resume`."""
-        self._lock.release()
-
-    def resume(self) -> bool:
-        """Take the open lock again after `suspend` and read the head.
-
-        Returns:
-            False if the workspace was dropped, or another process died while it changed the files.
-            It must then be opened again.
-        """
-        if not self._lock.reacquire() or not self._open_machine().is_consistent:
-            return False
-        self.participant = self.hub.commit_participant(self.name)
-        self.refresh_head()
-        self.recover_interrupted_restore()
-        return True
-
-    @abstractmethod
-    def recover_interrupted_restore(self) -> WorkspaceProgramsMixin: ...
-
-    @abstractmethod
-    def _open_machine(self) -> Machine: ...
 
 
 def check_job(name: str) -> str:

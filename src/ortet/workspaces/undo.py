@@ -11,26 +11,22 @@ are committed without becoming a step. A redo commits uncommitted files in the s
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from ortet._util.validation import FLAG, POSITIVE_COUNT, require
 from ortet.backends.base import Op
 from ortet.errors import NotFound
 from ortet.history.diff.tree_diff import TreeChange, diff_images, is_directory_touch
 from ortet.history.records import Image
 from ortet.ids import Oid, to_hex
 from ortet.machines.base import Report
-from ortet.sessions.results import RestoreResult
+from ortet.store.context import StoreContext
 from ortet.store.sweep_retry import retry_on_sweep
-from ortet.workspaces.kernels import WorkspaceKernelsMixin
-
-if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
+from ortet.workspaces.commit_participant import CommitParticipant
+from ortet.workspaces.files import WorkspaceFiles
+from ortet.workspaces.results import RestoreResult
 
 UndoDirection = Literal["undo", "redo"]
 UNDO: Final = "undo"
@@ -152,8 +148,8 @@ class UndoHistory:
         self._positions[self._current] = _UndoPosition(oid, self._positions[self._current].step)
 
 
-def load_undo_history(hub: Hub, branch: str) -> UndoHistory:
-    return UndoHistory(hub.refs.reflog(branch)[::-1])
+def load_undo_history(store: StoreContext, branch: str) -> UndoHistory:
+    return UndoHistory(store.refs.reflog(branch)[::-1])
 
 
 def detail_of(n: int) -> str:
@@ -201,23 +197,22 @@ class UndoPlan(NamedTuple):
     def detail(self) -> str:
         return detail_of(self.distance)
 
-    def preview(self, hub: Hub, branch: str) -> UndoResult:
+    def preview(
+        self, store: StoreContext, branch: str, participant: CommitParticipant
+    ) -> UndoResult:
         """Return the result of a dry run."""
-        from ortet.sessions.history.lapsed import count_forgotten_on_branch
-
-        deeds, secrets = hub.unrestorable_since(branch, self.target)
-        restored = RestoreResult(to_hex(self.target), Report(), deeds, secrets=secrets)
-        head = hub.refs.get(branch)
+        effects, secrets = participant.unrestorable_since(self.target)
+        restored = RestoreResult(to_hex(self.target), Report(), effects, secrets=secrets)
+        head = store.refs.get(branch)
         assert head is not None  # a plan exists only with a head
-        events = count_forgotten_on_branch(hub._session_manager(), branch, self.target)
+        events = participant.count_forgotten(self.target)
         return UndoResult(self.steps, self.changes, restored, to_hex(head.oid), self.dirty, events)
 
-    def result(self, hub: Hub, was: Oid, restored: RestoreResult, *, kept: bool) -> UndoResult:
-        from ortet.sessions.history.lapsed import (
-            count_forgotten_since,  # imported here: a commit does not need it
-        )
-
-        events = count_forgotten_since(hub._session_manager(), was, self.target)
+    def result(
+        self, participant: CommitParticipant, was: Oid, restored: RestoreResult, *, kept: bool
+    ) -> UndoResult:
+        """Return the result of the move from the commit `was`."""
+        events = participant.count_forgotten(self.target, since=was)
         return UndoResult(self.steps, self.changes, restored, to_hex(was), kept, events)
 
 
@@ -229,7 +224,13 @@ class UndoFiles(NamedTuple):
 
 
 def plan_undo(
-    hub: Hub, branch: str, direction: UndoDirection, n: int, *, files: UndoFiles | None, dirty: bool
+    store: StoreContext,
+    branch: str,
+    direction: UndoDirection,
+    n: int,
+    *,
+    files: UndoFiles | None,
+    dirty: bool,
 ) -> UndoPlan:
     """Plan an undo or redo.
 
@@ -240,83 +241,49 @@ def plan_undo(
     Raises:
         NotFound: there is no commit, or there are not enough steps.
     """
-    head = hub.refs.get(branch)
+    head = store.refs.get(branch)
     if head is None:
         raise NotFound("no_commit", f"{branch!r} has no commit yet: commit first")
-    trail, changed = load_undo_history(hub, branch), dirty
+    trail, changed = load_undo_history(store, branch), dirty
     if files is not None:
-        found = diff_images(hub.trees, files.at_commit(head.oid), files.current)
+        found = diff_images(store.trees, files.at_commit(head.oid), files.current)
         changed = not all(map(is_directory_touch, found))
     own = changed and trail.uncommitted_is_step and direction == UNDO
     if own:
         trail.add_uncommitted_step()
     target, far, steps = trail.find(direction, n, Oid(b"") if changed else head.oid)
-    changes = diff_images(hub.trees, files.current, files.at_commit(target)) if files else []
+    changes = diff_images(store.trees, files.current, files.at_commit(target)) if files else []
     message = UNCOMMITTED_MESSAGE if own else f"before {direction}"
     return UndoPlan(target, far, steps, changes, changed or dirty, message)
 
 
-class WorkspaceUndoMixin(WorkspaceKernelsMixin):
-    """The undo and redo verbs of Workspace."""
+@retry_on_sweep
+def undo_or_redo(
+    files: WorkspaceFiles, direction: UndoDirection, n: int, *, dry_run: bool
+) -> UndoResult:
+    """Move the branch of a workspace n steps back or forward; see `Workspace.undo`."""
+    store, branch = files.store, files.branch
+    name, participant = branch.name, branch.participant
+    if dry_run:
+        present = UndoFiles(files.current_image(), branch.image_at)
+        plan = plan_undo(store, name, direction, n, files=present, dirty=False)
+        return plan.preview(store, name, participant)
+    with files.exclusive_access():
+        branch.refresh_head()
+        before = branch.head
+        image = store.read_image(files.open_machine().snapshot_files())
+        present = UndoFiles(image, branch.image_at)
+        plan = plan_undo(store, name, direction, n, files=present, dirty=False)
+        safety = files.commit_pending(plan.message)
+        effects, secrets = participant.unrestorable_since(plan.target)
+        report = files.restore_commit(plan.target, direction, detail=plan.detail)
+    restored = RestoreResult(to_hex(plan.target), report, effects, secrets=secrets)
+    assert before is not None  # a plan exists only with a head
+    kept = plan.dirty or _has_new_events(store, before.oid, safety)
+    return plan.result(participant, safety, restored, kept=kept)
 
-    commit_pending: Callable[[str], Oid]
-    restore_commit: Callable[..., Report]
 
-    @abstractmethod
-    def exclusive_access(self) -> AbstractContextManager[None]: ...
-
-    @abstractmethod
-    def current_image(self) -> Image: ...
-
-    def undo(self, n: int = 1, *, dry_run: bool = False) -> UndoResult:
-        """Undo the last n moves of the branch, files and session state together.
-
-        Uncommitted files count as the first move. `redo` reverts an undo.
-
-        Args:
-            n: the number of moves.
-            dry_run: return what would happen, without changing anything.
-
-        Raises:
-            NotFound: "nothing_to_undo" if there are fewer moves.
-        """
-        return self._undo_or_redo(UNDO, n, dry_run)
-
-    def redo(self, n: int = 1, *, dry_run: bool = False) -> UndoResult:
-        """Redo the last n undone moves, unless another move followed the undo.
-
-        Args:
-            n: the number of moves.
-            dry_run: return what would happen, without changing anything.
-
-        Raises:
-            NotFound: "nothing_to_redo" if there are fewer moves.
-        """
-        return self._undo_or_redo(REDO, n, dry_run)
-
-    @retry_on_sweep
-    def _undo_or_redo(self, direction: UndoDirection, n: int, dry_run: bool) -> UndoResult:
-        require(POSITIVE_COUNT, n=n)
-        require(FLAG, dry_run=dry_run)
-        hub, name = self.hub, self.name
-        if dry_run:
-            files = UndoFiles(self.current_image(), self.image_at)
-            return plan_undo(hub, name, direction, n, files=files, dirty=False).preview(hub, name)
-        with self.exclusive_access():
-            self.refresh_head()
-            before = self._head
-            files = UndoFiles(hub.read_image(self._open_machine().snapshot_files()), self.image_at)
-            found = plan_undo(hub, name, direction, n, files=files, dirty=False)
-            safety = self.commit_pending(found.message)
-            deeds, secrets = hub.unrestorable_since(name, found.target)
-            report = self.restore_commit(found.target, direction, detail=found.detail)
-        restored = RestoreResult(to_hex(found.target), report, deeds, secrets=secrets)
-        assert before is not None  # a plan exists only with a head
-        return found.result(
-            hub, safety, restored, kept=found.dirty or self._has_new_events(before.oid, safety)
-        )
-
-    def _has_new_events(self, before: Oid, after: Oid) -> bool:
-        """Return True if the session recorded events between two commits."""
-        old, new = (self.hub.history.state(oid).journal for oid in (before, after))
-        return old != new
+def _has_new_events(store: StoreContext, before: Oid, after: Oid) -> bool:
+    """Return True if the session recorded events between two commits."""
+    old, new = (store.history.state(oid).journal for oid in (before, after))
+    return old != new

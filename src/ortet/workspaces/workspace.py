@@ -1,24 +1,20 @@
 """A workspace: a branch together with a machine that holds its files and processes.
 
 `Workspace` is the entry point of this package. Each verb is atomic: after a failure the files are
-as before. Uncommitted work is committed before a verb replaces files.
-
-Locks: verbs that only read the files take `_shared_access`; verbs that replace files take
-`exclusive_access`. Both also keep a concurrent sweep from deleting objects.
+as before. Uncommitted work is committed before a verb replaces files. `files.py` has the commits
+and restores that the verbs are made of.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from ortet._util.codec import encode
-from ortet._util.failpoints import failpoint
 from ortet._util.validation import (
     FLAG,
     LIST,
@@ -29,29 +25,39 @@ from ortet._util.validation import (
     require,
 )
 from ortet.backends.base import Lease
-from ortet.errors import Invalid, NotFound, OrtetError
-from ortet.history import records
+from ortet.errors import Invalid, NotFound
 from ortet.history.commits import CommitInfo
 from ortet.history.diff.tree_diff import TreeChange, diff_images
-from ortet.history.refs import Ref
-from ortet.ids import Oid, from_hex, to_hex
-from ortet.machines.base import Loss, Machine, Report
-from ortet.objects.base import Kind
-from ortet.sessions.history.participants import pending_restore
-from ortet.sessions.results import MACHINE_PARTS
-from ortet.store.commit import check_message
-from ortet.store.pin_commit import pin_commit
+from ortet.history.refs import Ref, ref_text
+from ortet.ids import Oid, from_hex
+from ortet.machines.base import (
+    ChangeNotice,
+    Command,
+    ControlSocket,
+    Loss,
+    Machine,
+    OutputCallback,
+    Report,
+    Result,
+)
+from ortet.store.context import StoreContext
 from ortet.store.sweep_retry import retry_on_sweep
-from ortet.workspaces.commit_participant import TransactionExtras
+from ortet.workspaces.branch import WorkspaceBranch
+from ortet.workspaces.commit_participant import BranchExtras, CommitParticipant
+from ortet.workspaces.files import WorkspaceFiles
+from ortet.workspaces.kernels import WorkspaceKernels
 from ortet.workspaces.machine_homes import OpenMachine
+from ortet.workspaces.programs import INITIAL_SCREEN, SHELL, WorkspacePrograms
+from ortet.workspaces.results import MACHINE_PARTS
 from ortet.workspaces.table import WorkspaceRow
-from ortet.workspaces.undo import WorkspaceUndoMixin
 
 if TYPE_CHECKING:
     from ortet.history.merge.text_merge import Favor
-    from ortet.hub.hub import Hub
+    from ortet.machines.control.jobs import Job
+    from ortet.machines.kernels.kernel import Kernel
     from ortet.objects.store import Durability
-    from ortet.workspaces.merge import MergeResult
+    from ortet.workspaces.merge import MergeResult, OtherFiles
+    from ortet.workspaces.undo import UndoResult
 
 
 class WorkspaceStatus(msgspec.Struct, frozen=True):
@@ -69,24 +75,51 @@ class WorkspaceStatus(msgspec.Struct, frozen=True):
         return not self.changes
 
 
-class Workspace(WorkspaceUndoMixin):
+class WorkspaceOwner(Protocol):
+    """What a workspace needs of the manager that opened it."""
+
+    def participant_of(self, branch: str) -> CommitParticipant: ...
+
+    def untrack(self, workspace: Workspace) -> None: ...
+
+    def inplace_workspace(self, directory: Path) -> AbstractContextManager[Workspace]: ...
+
+    def private_workspace(self, name: str) -> AbstractContextManager[Workspace | None]: ...
+
+    def announce_forks(self, row: WorkspaceRow, machine: Machine, n: int) -> list[str]: ...
+
+    def fork_with_extras(
+        self,
+        row: WorkspaceRow,
+        machine: Machine | None,
+        point: Oid,
+        n: int,
+        *,
+        extras: BranchExtras = ...,
+        ids: Sequence[str] = ...,
+    ) -> tuple[list[Workspace], list[Lease]]: ...
+
+
+class Workspace:
     """An open workspace.
 
     An instance may be used by one thread at a time. Leaving the `with` block closes it.
+
+    Attributes:
+        files: Commits and restores of the machine, for sessions, merges and swarms.
     """
 
-    generated_directory = (
-        ""  # directory that each commit rewrites: merges report no conflicts there
-    )
-
-    def __init__(self, hub: Hub, row: WorkspaceRow, opened: OpenMachine) -> None:
-        super().__init__(hub, row)
-        self._machine, self._lock = opened
+    def __init__(
+        self, store: StoreContext, owner: WorkspaceOwner, row: WorkspaceRow, opened: OpenMachine
+    ) -> None:
+        self.store = store
+        self._owner = owner
+        branch = WorkspaceBranch(store, row, owner.participant_of(row.name))
+        self.files = WorkspaceFiles(branch, opened)
         self._announced_fork_ids: list[str] = []  # machine ids of the forks being made
-        self._closed = False
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else self.engine
+        state = "closed" if self.files.is_closed else self.engine
         return f"<Workspace {self.name} ({state}) {self.row.directory}>"
 
     def __enter__(self) -> Workspace:
@@ -98,25 +131,44 @@ class Workspace(WorkspaceUndoMixin):
     # properties
 
     @property
+    def row(self) -> WorkspaceRow:
+        """The catalog row of the workspace."""
+        return self.files.branch.row
+
+    @property
+    def name(self) -> str:
+        """The name of the workspace, which is that of its branch."""
+        return self.files.branch.name
+
+    @property
     def engine(self) -> str:
-        """Return the name of the engine that runs the machine."""
-        return self._machine.engine
+        """The name of the engine that runs the machine."""
+        return self.files.machine.engine
 
     @property
     def path(self) -> Path:
-        """Return the directory where the host can read the files of the workspace."""
-        return self._machine.path
+        """The directory where the host can read the files of the workspace."""
+        return self.files.machine.path
 
     @property
     def head(self) -> CommitInfo | None:
-        """Return the last commit on the branch, or None."""
-        self.refresh_head()
-        return self.hub.history.info(self._head.oid) if self._head else None
+        """The last commit on the branch, or None."""
+        return self.files.head
 
     @property
     def losses(self) -> list[Loss]:
-        """Return what the last commit could not capture."""
-        return self._machine.losses
+        """The parts of the machine that the last commit could not capture."""
+        return self.files.machine.losses
+
+    @cached_property
+    def programs(self) -> WorkspacePrograms:
+        """Commands, services, shells and ports of the machine."""
+        return WorkspacePrograms(self.files)
+
+    @cached_property
+    def kernels(self) -> WorkspaceKernels:
+        """Python kernels in the machine."""
+        return WorkspaceKernels(self.files)
 
     # commit, status and diff
 
@@ -138,15 +190,9 @@ class Workspace(WorkspaceUndoMixin):
         """
         require(TEXT._replace(kind="bad_message"), message=message)
         require(FLAG, allow_secrets=allow_secrets)
-        promise = self.hub.objects.with_durability(durable)
-        with self.hub.allow_secrets(allow_secrets), promise:
-            return self._commit(message)
-
-    @retry_on_sweep
-    def _commit(self, message: str) -> CommitInfo:
-        with self._shared_access():
-            check_message(self.hub.objects, message)
-            return self._record(self._snapshot(), message)
+        promise = self.store.objects.with_durability(durable)
+        with self.store.secrets.allow(allow_secrets), promise:
+            return self.files.commit(message)
 
     def log(self, ref: Ref = "HEAD", *, limit: int | None = None) -> list[CommitInfo]:
         """Return the commits reachable from `ref`, newest first.
@@ -155,19 +201,23 @@ class Workspace(WorkspaceUndoMixin):
             ref: a branch, tag or commit; the head of this branch by default.
             limit: the highest number of commits to return; None for all.
         """
-        return list(self.hub.history.log(self.resolve(ref), limit=limit))
+        return list(self.store.history.log(self.resolve(ref), limit=limit))
+
+    def resolve(self, ref: Ref) -> Oid:
+        """Return the commit that `ref` means here. HEAD is the head of this branch."""
+        return self.files.branch.resolve(ref)
 
     def status(self) -> WorkspaceStatus:
         """Return the changes since the head, and what a commit could not capture."""
-        with self._shared_access() as machine:
-            image = self.hub.read_image(machine.snapshot_files())
+        with self.files.shared_access() as machine:
+            image = self.store.read_image(machine.snapshot_files())
             head = self.head
-            before = self.image_at(from_hex(head.oid)) if head else None
+            before = self.files.branch.image_at(from_hex(head.oid)) if head else None
             return WorkspaceStatus(
                 name=self.name,
                 engine=self.engine,
                 head=head.oid if head else None,
-                changes=diff_images(self.hub.trees, before, image),
+                changes=diff_images(self.store.trees, before, image),
                 losses=self.losses,
             )
 
@@ -178,16 +228,12 @@ class Workspace(WorkspaceUndoMixin):
             ref: the older side; the head of this branch by default.
             other: the newer side. None means the present files, committed or not.
         """
-        before = self.image_at(self.resolve(ref))
-        if other is not None:
-            after = self.image_at(self.resolve(other))
-            return diff_images(self.hub.trees, before, after)
-        with self._shared_access() as machine:
-            return diff_images(
-                self.hub.trees, before, self.hub.read_image(machine.snapshot_files())
-            )
+        image_at = self.files.branch.image_at
+        before = image_at(self.resolve(ref))
+        after = self.files.current_image() if other is None else image_at(self.resolve(other))
+        return diff_images(self.store.trees, before, after)
 
-    # restore, rewind and fork
+    # restore, rewind, undo and fork
 
     @retry_on_sweep
     def restore(
@@ -226,15 +272,15 @@ class Workspace(WorkspaceUndoMixin):
         optional(LIST, paths=chosen)
         for one in chosen or ():
             require(TEXT_OR_BYTES, **{"one of paths": one})
-        with self.exclusive_access():
+        with self.files.exclusive_access():
             processes = "processes" in parts
             target = self.resolve(ref)
             if restart:
-                self.check_restart(target)
-            report = self.restore_commit(
+                self.programs.check_restart(target)
+            report = self.files.restore_commit(
                 target, "restore", chosen, processes=processes, may_be_unreferenced=True
             )
-            return self.restart(target, report) if restart else report
+            return self.programs.restart(target, report) if restart else report
 
     @retry_on_sweep
     def rewind(self, n: int = 1) -> Report:
@@ -244,25 +290,62 @@ class Workspace(WorkspaceUndoMixin):
             NotFound: "no_commit" if the workspace has no commit yet.
         """
         require(POSITIVE_COUNT, n=n)
-        with self.exclusive_access():
+        with self.files.exclusive_access():
             head = self.head
             if head is None:
                 raise NotFound("no_commit", f"{self.name!r} has no commit yet: commit first")
-            target = self.hub.history.nth_parent(from_hex(head.oid), n)
-            return self.restore_commit(target, "rewind")
+            target = self.store.history.nth_parent(from_hex(head.oid), n)
+            return self.files.restore_commit(target, "rewind")
 
     @retry_on_sweep
+    def undo(self, n: int = 1, *, dry_run: bool = False) -> UndoResult:
+        """Undo the last n moves of the branch, files and session state together.
+
+        Uncommitted files count as the first move. `redo` reverts an undo.
+
+        Args:
+            n: the number of moves.
+            dry_run: return what would happen, without changing anything.
+
+        Raises:
+            NotFound: "nothing_to_undo" if there are fewer moves.
+        """
+        from ortet.workspaces.undo import (  # imported here: a commit does not need it
+            UNDO,
+            undo_or_redo,
+        )
+
+        require(POSITIVE_COUNT, n=n)
+        require(FLAG, dry_run=dry_run)
+        return undo_or_redo(self.files, UNDO, n, dry_run=dry_run)
+
+    def redo(self, n: int = 1, *, dry_run: bool = False) -> UndoResult:
+        """Redo the last n undone moves, unless another move followed the undo.
+
+        Args:
+            n: the number of moves.
+            dry_run: return what would happen, without changing anything.
+
+        Raises:
+            NotFound: "nothing_to_redo" if there are fewer moves.
+        """
+        from ortet.workspaces.undo import REDO, undo_or_redo
+
+        require(POSITIVE_COUNT, n=n)
+        require(FLAG, dry_run=dry_run)
+        return undo_or_redo(self.files, REDO, n, dry_run=dry_run)
+
     def fork(self, n: int = 1) -> list[Workspace]:
         """Create n private copies of the present state, each on a new branch.
 
         The present state is committed first. Either all n forks are created or none.
         """
         require(POSITIVE_COUNT, n=n)
-        with self._shared_access() as machine, self.announce_forks(n):
-            point = self._record(self._snapshot(), "fork point")
-            return self.hub.fork(
-                self.row, machine, from_hex(point.oid), n, self._announced_fork_ids
-            )
+        with self.files.shared_access() as machine, self.announce_forks(n):
+            point = self.files.record(self.files.snapshot(), "fork point")
+            return self._owner.fork_with_extras(
+                self.row, machine, from_hex(point.oid), n, ids=self._announced_fork_ids
+            )[0]
 
     @contextmanager
     def announce_forks(self, n: int) -> Iterator[None]:
@@ -270,8 +353,8 @@ class Workspace(WorkspaceUndoMixin):
 
         On leaving the block, announced forks that were not used are stopped.
         """
-        machine = self._open_machine()
-        self._announced_fork_ids = self.hub.announce_forks(self.row, machine, n)
+        machine = self.files.open_machine()
+        self._announced_fork_ids = self._owner.announce_forks(self.row, machine, n)
         try:
             yield
         finally:
@@ -280,7 +363,7 @@ class Workspace(WorkspaceUndoMixin):
 
     @retry_on_sweep
     def fork_with_extras(
-        self, point: Oid, n: int, *, extras: Callable[[Sequence[str]], TransactionExtras]
+        self, point: Oid, n: int, *, extras: BranchExtras
     ) -> tuple[list[Workspace], list[Lease]]:
         """Create n private copies of the commit `point`.
 
@@ -294,8 +377,10 @@ class Workspace(WorkspaceUndoMixin):
         """
         # an announced fork can be used only once
         heirs, self._announced_fork_ids = self._announced_fork_ids, []
-        with self._shared_access() as machine:
-            return self.hub.fork_with_extras(self.row, machine, point, n, extras=extras, ids=heirs)
+        with self.files.shared_access() as machine:
+            return self._owner.fork_with_extras(
+                self.row, machine, point, n, extras=extras, ids=heirs
+            )
 
     # merge, land and close
 
@@ -325,9 +410,36 @@ class Workspace(WorkspaceUndoMixin):
 
         require(FLAG, dry_run=dry_run)
         optional(TEXT, message=message)
-        if dry_run:
-            return merging.try_merge(self, other, favor=favor)
-        return merging.merge(self, other, message=message, favor=favor)
+        merging.check_favor(favor)
+        with self._merge_source(other) as source:
+            if dry_run:
+                return merging.try_merge(self.files, source, favor=favor)
+            return merging.merge(self.files, source, message=message, favor=favor)
+
+    @contextmanager
+    def _merge_source(self, other: Workspace | Ref) -> Iterator[OtherFiles]:
+        """Yield the other side of a merge, with its files if it may hold uncommitted work."""
+        from ortet.workspaces.merge import OtherFiles
+
+        if isinstance(other, str | CommitInfo):
+            label = ref_text(other)
+            with self._owner.private_workspace(label) as private:
+                yield OtherFiles(label, private.files if private is not None else None)
+        elif isinstance(other, Workspace):
+            self._check_same_store(other)
+            yield OtherFiles(other.name, other.files)
+        else:
+            raise Invalid(
+                "bad_ref", f"cannot merge {other!r}: give a workspace, a branch or a commit"
+            )
+
+    def _check_same_store(self, other: Workspace) -> None:
+        if other.store.root.resolve() != self.store.root.resolve():
+            raise Invalid(
+                "other_store",
+                f"{other.name!r} is in another store, {other.store.root}: export it there, import "
+                "it here, then merge the branch",
+            )
 
     def land(self, *, favor: Favor | None = None) -> Report:
         """Apply the changes of this private workspace to its original directory, all or nothing.
@@ -337,183 +449,147 @@ class Workspace(WorkspaceUndoMixin):
         """
         from ortet.workspaces import merge as merging
 
-        return merging.land(self, favor=favor)
+        merging.check_favor(favor)
+        merging.check_landable(self.row)
+        theirs = from_hex(self.commit("before landing").oid)
+        with self._owner.inplace_workspace(self.row.directory) as origin:
+            return merging.land(self.files, origin.files, theirs, favor)
 
     def close(self) -> None:
         """Stop the machine and close this handle.
 
         The files of a private workspace remain and are there at the next open.
         """
-        if not self._closed:
-            self._closed = True
-            self.hub.untrack_workspace(self)
-            self._end_kernels()
-            OpenMachine(self._machine, self._lock).close()
+        if not self.files.is_closed:
+            self.files.is_closed = True
+            self._owner.untrack(self)
+            self.kernels.close()
+            OpenMachine(self.files.machine, self.files.lock).close()
 
-    # building blocks for merge, undo and sessions
+    # programs
 
-    def current_image(self) -> records.Image:
-        """Return an image of the present files without committing them."""
-        with self._shared_access() as machine:
-            return self.hub.read_image(machine.snapshot_files())
-
-    @contextmanager
-    def exclusive_access(self) -> Iterator[None]:
-        """Hold the exclusive lock: no other process reads or changes the files during the block."""
-        self._open_machine()
-        with self._lock.exclusive(), self.hub.writing():
-            yield
-
-    def commit_pending(self, message: str) -> Oid:
-        """Commit uncommitted work and return the head. Must be called inside `exclusive_access`."""
-        return from_hex(self._record(self._snapshot(), message).oid)
-
-    def restore_commit(
+    def run(
         self,
-        target: Oid,
-        verb: str,
-        paths: Sequence[str | bytes] | None = None,
+        command: Command,
         *,
-        processes: bool = True,
-        detail: str = "",
-        may_be_unreferenced: bool = False,  # True if only its id may refer to it
-    ) -> Report:
-        """Restore the files of `target` and move the branch.
+        env: Mapping[str, str | None] | None = None,
+        cwd: str = "",
+        timeout: float | None = None,
+        stdin: bytes | str | None = None,
+        output: OutputCallback | None = None,
+        secrets: Mapping[str, str] | Sequence[str] | None = None,
+    ) -> Result:
+        """Run a command in the machine, with the workspace as working directory.
 
-        Must be called inside `exclusive_access`. With `paths`, only these paths are restored and
-        the branch does not move. If a step fails before the branch has moved, the files are
-        restored to the state of before.
-        """
-        if paths is not None:
-            return self._restore_paths(target, verb, [os.fsencode(path) for path in paths])
-        safety = self.commit_pending(f"before {verb}")
-        if target == safety:
-            return Report()
-        if may_be_unreferenced:
-            pin_commit(self.hub, target, reachable_from=safety, branch=self.name)
-        failpoint("restore.before-thaw")
-        image = self._image_to_restore(target, processes=processes)
-        self.participant.begin_restore(safety)
-        with self._rollback_to(safety):
-            report = self._machine.restore(image)
-            failpoint("restore.after-thaw")
-            together = self.participant.prepare_move(target)
-            self._move([(safety, target)], verb, detail or to_hex(target), together)
-            failpoint("restore.after-move")
-        self._load_head_state(target)
-        self.participant.finish_move()
-        self._machine.mark_committed(image)
-        return report
-
-    @retry_on_sweep
-    def checkout_files(self, target: Oid, *, processes: bool) -> Report:
-        """Restore the files of `target` without moving the branch.
-
-        The restored files are then uncommitted changes.
-        """
-        with self.exclusive_access():
-            head = self._head.oid if self._head else None
-            pin_commit(self.hub, target, reachable_from=head, branch=self.name)
-            return self._machine.restore(self._image_to_restore(target, processes=processes))
-
-    def apply_image(self, image: records.Image, message: str, parents: Sequence[Oid]) -> CommitInfo:
-        """Replace the files by `image` and commit them. Must be called inside `exclusive_access`.
+        The command gets the environment of this process, the variables that the session has
+        recorded, and `env`.
 
         Args:
-            image: the files to write.
-            message: the commit message.
-            parents: the parents of the new commit. The first one is restored if a step fails.
+            command: a str for `sh -c`, or a list to execute.
+            env: variables to set; None unsets one.
+            cwd: the working directory below the workspace.
+            timeout: the limit in seconds.
+            stdin: the standard input.
+            output: called with output as it arrives.
+            secrets: names in the vault, or variable -> name. The command gets their values as
+                variables. Nothing can be committed until it has ended.
+
+        Returns:
+            The result, with `exit_code`, `stdout` and `stderr`.
         """
-        with self._rollback_to(parents[0]):
-            self._machine.restore(self.hub.objects.put(Kind.IMAGE, encode(image)))
-            return self._record(self._snapshot(), message, parents, "merge")
+        return self.programs.run(
+            command,
+            env=env,
+            cwd=cwd,
+            timeout=timeout,
+            stdin=stdin,
+            output=output,
+            secrets=secrets,
+        )
 
-    def _restore_paths(self, target: Oid, verb: str, paths: Sequence[bytes]) -> Report:
-        """Restore some paths. A second call with the same arguments changes nothing."""
-        # imported here: a commit does not need it
-        from ortet.machines.restore.restore import is_restore_noop
+    def spawn(
+        self,
+        name: str,
+        command: Command,
+        *,
+        env: Mapping[str, str | None] | None = None,
+        cwd: str = "",
+        stdin: bool = False,
+    ) -> Job:
+        """Start a service: a named program that runs in the background.
 
-        hub, image = self.hub, self.image_oid(target)
-        current = self._machine.snapshot_files()
-        before, after = hub.read_image(current), hub.read_image(image)
-        if is_restore_noop(hub.objects, hub.trees, before, after, paths):
-            return Report()
-        self._commit_pending_to_reflog(current, f"before {verb}")
-        failpoint("restore.before-thaw")
-        return self._machine.restore(image, paths)
-
-    def _commit_pending_to_reflog(self, image: Oid, message: str) -> None:
-        """Save uncommitted work as a commit that only the reflog refers to.
-
-        The branch does not move.
+        Args:
+            name: the name of the service.
+            command: a str for `sh -c`, or a list to execute.
+            env: variables to set; None unsets one.
+            cwd: the working directory below the workspace.
+            stdin: keep the standard input open for writing.
         """
-        state = self._put_state(image)
-        if self._head is None:  # no head to return to, so make a normal commit
-            self._record(image, message)
-        elif not self._is_head_state(state):
-            before = self._head.oid
-            safety = self._put_commit(state, message, [before])
-            self._move([(before, safety), (safety, before)], "restore", message)
-            self._machine.mark_committed(image)
+        return self.programs.spawn(name, command, env=env, cwd=cwd, stdin=stdin)
 
-    @contextmanager
-    def _shared_access(self) -> Iterator[Machine]:
-        """Hold the shared lock: no other process changes the files, no sweep deletes objects."""
-        machine = self._open_machine()
-        with self._lock.shared(), self.hub.writing():
-            yield machine
+    def shell(
+        self,
+        name: str = "main",
+        *,
+        command: Command = SHELL,
+        size: tuple[int, int] = INITIAL_SCREEN,
+        env: Mapping[str, str | None] | None = None,
+    ) -> Job:
+        """Return the shell of this name. It is started at first use.
 
-    @contextmanager
-    def _rollback_to(self, commit: Oid) -> Iterator[None]:
-        """Restore the files of `commit` if the block fails before the head has moved."""
-        moves = self._moves
-        try:
-            yield
-        except BaseException:
-            if self._moves == moves:
-                with suppress(OrtetError):  # raise the original error; the work is committed
-                    self._machine.restore(self.image_oid(commit))
-                    self.participant.abort_restore()
-            raise
-
-    def recover_interrupted_restore(self) -> Workspace:
-        """Restore the files if a process died between changing them and moving the branch.
-
-        The session state still belongs to the earlier commit, so its files are restored. The
-        present files are saved in the reflog first.
+        Args:
+            name: the name of the shell.
+            command: the program to start.
+            size: rows and columns of its terminal.
+            env: variables to set; None unsets one.
         """
-        if pending_restore(self.hub.catalog, self.name) is None:
-            return self
-        with self.exclusive_access():
-            safety = pending_restore(self.hub.catalog, self.name)
-            if safety is not None and self._head is not None and self._head.oid == safety:
-                self._commit_pending_to_reflog(
-                    self._machine.snapshot(), "found after a restore that was cut short"
-                )
-                self._machine.restore(self.image_oid(safety))
-            failpoint("restore.back")
-            self.participant.abort_restore()
-        return self
+        return self.programs.shell(name, command=command, size=size, env=env)
 
-    def _open_machine(self) -> Machine:
-        if self._closed:
-            raise Invalid(
-                "closed", f"workspace {self.name!r} is closed: open it again with the hub"
-            )
-        return self._machine
+    def kernel(
+        self,
+        name: str = "main",
+        *,
+        python: str | None = None,
+        env: Mapping[str, str | None] | None = None,
+    ) -> Kernel:
+        """Return a Python interpreter that keeps running in the machine; started at first use.
 
-    def _record(
-        self, image: Oid, message: str, parents: Sequence[Oid] = (), verb: str = "commit"
-    ) -> CommitInfo:
-        hub, state = self.hub, self._put_state(image)
-        if not parents and self._head and self._is_head_state(state):
-            self._machine.mark_committed(image)
-            return hub.history.info(self._head.oid)
-        before = self._head.oid if self._head else None
-        oid = self._put_commit(state, message, list(parents) or ([before] if before else []))
-        self._move([(before, oid)], verb, hub.history.read(oid).message)
-        failpoint("commit.after-move")
-        self._head_state, self._head_journal = state, self._new_journal
-        self.participant.committed()
-        self._machine.mark_committed(image)
-        return hub.history.info(oid)
+        Args:
+            name: the name of the kernel. The same name gives the same kernel while it lives.
+            python: the interpreter; by default that of the workspace's .venv, else this process's.
+            env: variables to set; None unsets one.
+        """
+        return self.kernels.get(name, python=python, env=env)
+
+    # for the host agent, watchers and servers that keep a workspace open while it is idle
+
+    @property
+    def control_socket(self) -> ControlSocket:
+        """The control socket, by which other processes of this host reach the programs."""
+        return self.files.open_machine().control_socket
+
+    def wait_for_changes(self, timeout: float, wake: int = -1) -> ChangeNotice | None:
+        """Wait until files of the workspace change; see `Machine.wait_for_changes`.
+
+        No lock is held, so other processes can change the files during the wait.
+        """
+        return self.files.open_machine().wait_for_changes(timeout, wake)
+
+    def suspend(self) -> None:
+        """Release the open lock while the workspace is idle: others may drop it. See `resume`."""
+        self.files.lock.release()
+
+    def resume(self) -> bool:
+        """Take the open lock again after `suspend` and read the head.
+
+        Returns:
+            False if the workspace was dropped, or another process died while it changed the files.
+            It must then be opened again.
+        """
+        files = self.files
+        if not files.lock.reacquire() or not files.open_machine().is_consistent:
+            return False
+        files.branch.participant = self._owner.participant_of(self.name)
+        files.branch.refresh_head()
+        files.recover_interrupted_restore()
+        return True

@@ -169,25 +169,25 @@ class TestRetain:
         clock = ManualClock()
         with open_hub(store, clock=clock) as hub:
             id_ = fill(hub)
-            hub.retention(keep_messages=30, archive_after=90)
-            hub.retain()
+            hub.governance.retention(keep_messages=30, archive_after=90)
+            hub.governance.retain()
             assert len(hub.get(id_).messages()) == 3
             clock.advance(31 * DAY)
             with hub.session("s") as s:
                 s.say("user", "new")
             before = [line.hash for line in hub.audit(id_).lines]
-            dry = hub.retain(dry_run=True)
+            dry = hub.governance.retain(dry_run=True)
             assert dry.dry_run
             assert [(d.what, d.events) for d in dry.deeds if d.what == "erase"] == [("erase", 3)]
             assert [line.hash for line in hub.audit(id_).lines] == before
             assert hub.audit(id_).erased == 0
-            assert hub.retain().deeds[0].what == "erase"
+            assert hub.governance.retain().deeds[0].what == "erase"
             assert [m.content for m in hub.get(id_).messages()] == ["new"]
             assert len(hub.get(id_).facts()) == 2  # durable
             clock.advance(91 * DAY)
-            assert "archive" in [d.what for d in hub.retain().deeds]
+            assert "archive" in [d.what for d in hub.governance.retain().deeds]
             assert hub.get(id_).status == "archived"
-            assert hub.retain().deeds == []
+            assert hub.governance.retain().deeds == []
             hub.verify()
 
     def test_hold_on_a_fork_prevents_retention_erase_and_remove(self, store: Path) -> None:
@@ -197,26 +197,26 @@ class TestRetain:
                 s.say("user", "evidence")
                 (kid,) = s.fork(machine=False)
                 kid.pause()
-            hub.retention(keep_messages=0, archive_after=0)
+            hub.governance.retention(keep_messages=0, archive_after=0)
             clock.advance(DAY)
-            hub.hold(kid.id, "incident 7")
-            deeds = hub.retain().deeds
+            hub.governance.hold(kid.id, "incident 7")
+            deeds = hub.governance.retain().deeds
             assert {d.what for d in deeds} == {"keep"}
             assert [m.content for m in hub.get(s.id).messages()] == ["evidence"]
             for verb in (hub.erase, hub.remove):
                 with pytest.raises(Refused) as caught:
                     verb(kid.id)
                 assert caught.value.kind == "on_hold"
-            hub.release(kid.id)
-            hub.retain()
+            hub.governance.release(kid.id)
+            hub.governance.retain()
             assert hub.get(s.id).messages() == []
             hub.verify()
 
     def test_enterprise_profile_holds_messages_against_retention(self, hub: Hub) -> None:
         with hub.session("s", profile="enterprise") as s:
             s.say("user", "x")
-        hub.retention(keep_messages=0, archive_after=0)
-        assert [d.what for d in hub.retain().deeds] == ["keep"]
+        hub.governance.retention(keep_messages=0, archive_after=0)
+        assert [d.what for d in hub.governance.retain().deeds] == ["keep"]
         assert len(hub.get(s.id).messages()) == 1
 
     def test_rows_behind_commits_are_trimmed(self, hub: Hub) -> None:
@@ -224,12 +224,12 @@ class TestRetain:
             for number in range(5):
                 s.say("user", str(number))
             s.commit()
-        (dry,) = hub.retain(dry_run=True).deeds
+        (dry,) = hub.governance.retain(dry_run=True).deeds
         assert dry.what == "trim"
         count = len(hub.catalog.events(s.row.timeline))
-        hub.retain()
+        hub.governance.retain()
         assert len(hub.catalog.events(s.row.timeline)) == count - dry.events
-        assert hub.retain(dry_run=True).deeds == []
+        assert hub.governance.retain(dry_run=True).deeds == []
         assert len(hub.get(s.id).messages()) == 5
         hub.verify()
 
@@ -241,18 +241,18 @@ class TestRetain:
         file = hub.root / "catalog.db"
         hub.catalog.scrub()
         before = file.stat().st_size
-        hub.retain(dry_run=True)
+        hub.governance.retain(dry_run=True)
         assert file.stat().st_size == before
-        hub.retain()
+        hub.governance.retain()
         assert file.stat().st_size < before / 2
         assert len(hub.get(s.id).messages()) == 300
         hub.verify()
 
     def test_retention_policy_with_bad_values_is_refused(self, hub: Hub) -> None:
         with pytest.raises(Invalid):
-            hub.retention(keep_messages=-1)
+            hub.governance.retention(keep_messages=-1)
         with pytest.raises(Invalid):
-            hub.retention("no agent!")
+            hub.governance.retention("no agent!")
 
 
 class TestRemove:
@@ -310,17 +310,17 @@ class TestDataSets:
         id_ = fill(hub)
         with hub.session("t") as t:
             t.say("user", "x", name="bob")
-        assert hub.export_jsonl(tmp_path / "all.jsonl") == 2
+        assert hub.governance.export_jsonl(tmp_path / "all.jsonl") == 2
         first, second = map(json.loads, (tmp_path / "all.jsonl").read_text().splitlines())
         assert first["id"] == id_ and first["goal"] == "help"
         assert first["actions"][0]["outcome"] == SECRET
         assert second["messages"] == [{"role": "user", "content": "x", "name": "bob"}]
-        assert hub.export_jsonl(tmp_path / "one.jsonl", sessions=[t.id]) == 1
+        assert hub.governance.export_jsonl(tmp_path / "one.jsonl", sessions=[t.id]) == 1
         hub.erase(id_, seqs=seqs_of(hub, id_))
-        hub.export_jsonl(tmp_path / "all.jsonl")
+        hub.governance.export_jsonl(tmp_path / "all.jsonl")
         assert SECRET not in (tmp_path / "all.jsonl").read_text()
         with pytest.raises(NotFound):
-            hub.export_jsonl(tmp_path / "no.jsonl", sessions=["0" * 32])
+            hub.governance.export_jsonl(tmp_path / "no.jsonl", sessions=["0" * 32])
         assert not (tmp_path / "no.jsonl").exists()
         with pytest.raises(Unavailable):
-            hub.export_jsonl(tmp_path / "nowhere" / "x.jsonl")
+            hub.governance.export_jsonl(tmp_path / "nowhere" / "x.jsonl")

@@ -152,7 +152,7 @@ class TestErase:
             kid.commit("two")
             if trimmed:
                 kid.pause()
-                hub.retain()
+                hub.governance.retain()
                 kid = hub.session(kid.name)
             kid.say("user", f"more {SECRET}", user="alice")
             kid.restore(point.oid)
@@ -208,7 +208,7 @@ class TestErase:
         kid.say("user", SECRET, user="alice")
         kid.restore(point.oid)
         kid.pause()
-        hub.hold(kid.id, "incident")
+        hub.governance.hold(kid.id, "incident")
         with pytest.raises(Refused) as caught:
             hub.erase(user="alice")
         assert caught.value.kind == "on_hold"

@@ -266,13 +266,13 @@ def test_items_of_trimmed_events_are_read_from_commits(hub: ortet.Hub) -> None:
         store.put(("a",), str(number), {"n": number})
     store.commit("all")
     store.put(("a",), "late", {"n": 20})
-    hub.retain()
+    hub.governance.retain()
     again: Any = OrtetStore(hub)
     for one in (store, again):
         assert [item.value["n"] for item in one.search((), limit=100)] == list(range(21))
         assert one.get(("a",), "3").value == {"n": 3}
     store.commit("more")
-    hub.retain()
+    hub.governance.retain()
     assert store.get(("a",), "3").value == {"n": 3}
 
 

@@ -57,7 +57,7 @@ def test_a_message_set_aside_is_in_no_conversation_until_restored(hub: Hub, tmp_
         assert [one["content"] for one in s.export_messages("openai", whole=True)] == wanted
         assert [one["content"] for one in s.working().messages] == wanted
         assert "Nile" not in s.briefing().markdown
-        hub.export_jsonl(tmp_path / "all.jsonl")
+        hub.governance.export_jsonl(tmp_path / "all.jsonl")
         assert "Nile" not in (tmp_path / "all.jsonl").read_text()
         assert {hit.text for hit in s.recall("river", k=2, tiers="working")} == set(wanted)
         assert len(s.recall("river", k=1, tiers="working")) == 1

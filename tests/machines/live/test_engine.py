@@ -45,7 +45,7 @@ _COUNT = "i=0; while sleep 0.02; do i=$((i+1)); echo $i > count; done"
 
 
 def machine_of(workspace: Workspace) -> LiveMachine:
-    machine = workspace._machine
+    machine = workspace.files.machine
     assert isinstance(machine, LiveMachine)
     return machine
 
@@ -115,14 +115,14 @@ class TestWhatDies:
         assert count(counting) > before
 
     def test_after_pid_1_is_killed_the_machine_reopens_and_restores(
-        self, counting: Workspace
+        self, hub: Hub, counting: Workspace
     ) -> None:
         commit = counting.commit("alive")
         os.kill(machine_of(counting).init_client.pid, signal.SIGKILL)
         with pytest.raises(Unavailable) as caught:
             counting.run("true")
         assert caught.value.kind == "machine_gone"
-        directory, hub = counting.row.directory, counting.hub
+        directory = counting.row.directory
         counting.close()
         again = hub.workspace(directory, engine="criu")
         assert again.run("cat file").stdout == "one\n"
@@ -222,8 +222,8 @@ class TestRestore:
         commit = counting.commit("one runs")
         report = counting.restore(counting.commit("again").oid)
         report = counting.restore(commit.oid)
-        assert report.started == [job.name for job in counting.jobs() if job.code is None]
-        assert "over" in [job.name for job in counting.jobs()]
+        assert report.started == [job.name for job in counting.programs.jobs() if job.code is None]
+        assert "over" in [job.name for job in counting.programs.jobs()]
 
     def test_two_forks_restore_the_same_commit_at_the_same_time(self, counting: Workspace) -> None:
         counting.commit("here")
@@ -322,11 +322,11 @@ class TestMuchMemory:
 
 
 def memory_of(workspace: Workspace) -> int:
-    return max(process.rss for process in workspace.ps())
+    return max(process.rss for process in workspace.programs.ps())
 
 
 def _digest(workspace: Workspace) -> bytes:
-    job = workspace.job("holder")
+    job = workspace.programs.job("holder")
     cursor = len(job.logs())
     job.write(b"tell\n")
     told = b""

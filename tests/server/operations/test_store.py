@@ -226,8 +226,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
                 with hub.session(f"of-{agent}", agent=agent) as session:
                     session.say("user", f"only {agent} know this")
                     ids[agent] = session.id
-                hub.hold(session.id, f"held for {agent}")
-                hub.retention(agent, keep_messages=1)
+                hub.governance.hold(session.id, f"held for {agent}")
+                hub.governance.retention(agent, keep_messages=1)
             tokens = Tokens(hub.catalog, hub.clock, hub.random)
             writer = server.client(tokens.create("writer", "write")[0])
             limited = server.client(tokens.create("limited", "admin", agents=["mine"])[0])

@@ -15,6 +15,7 @@ from ortet.hub.hub import Hub
 from ortet.journal.state.records import Approval
 from ortet.sessions.actions import approvals
 from ortet.sessions.actions.approvals import pending_approvals
+from ortet.sessions.manager import SessionManager
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.table import PENDING_APPROVALS, SessionRow
 
@@ -22,7 +23,7 @@ OLD = Path(__file__).parents[2] / "format" / "stores" / "0.1.0.tar.xz"
 
 
 def names(hub: Hub) -> list[str]:
-    return [row.name for row, _ in pending_approvals(hub)]
+    return [row.name for row, _ in pending_approvals(hub.session_manager)]
 
 
 def by_reading(hub: Hub) -> list[str]:
@@ -43,9 +44,9 @@ def hints(hub: Hub) -> list[str]:
 def test_approval_is_listed_until_it_is_answered(hub: Hub) -> None:
     with hub.session("s") as s:
         first, second = s.request_approval("sell the boat"), s.request_approval("buy a boat")
-        assert [one.id for _, one in pending_approvals(hub)] == [first, second]
+        assert [one.id for _, one in pending_approvals(hub.session_manager)] == [first, second]
         hub.approve(s.id, first)  # beside the writer
-        assert [one.id for _, one in pending_approvals(hub)] == [second]
+        assert [one.id for _, one in pending_approvals(hub.session_manager)] == [second]
         hub.approve(s.id, second, ok=False)
         assert names(hub) == hints(hub) == []
         s.say("user", "go on")
@@ -81,7 +82,7 @@ def test_forks_inherit_pending_approvals(hub: Hub) -> None:
     with hub.session("s") as s:
         s.request_approval("sell the boat")
         s.fork(2, machine=False)
-        hub.approve(s.id, pending_approvals(hub)[0][1].id)
+        hub.approve(s.id, pending_approvals(hub.session_manager)[0][1].id)
         assert names(hub) == by_reading(hub) == ["s/1", "s/2"]
 
 
@@ -184,14 +185,14 @@ def test_approval_requested_during_a_listing_is_not_lost(
         hub.approve(s.id, s.request_approval("sell the boat"))
         waiting = approvals._open_approvals
 
-        def late(hub: Hub, row: SessionRow) -> list[Approval]:
-            found = waiting(hub, row)
+        def late(sessions: SessionManager, row: SessionRow) -> list[Approval]:
+            found = waiting(sessions, row)
             s.request_approval("buy another")
             return found
 
         with monkeypatch.context() as patched:
             patched.setattr(approvals, "_open_approvals", late)
-            pending_approvals(hub)
+            pending_approvals(hub.session_manager)
         assert names(hub) == ["s"]
 
 
@@ -207,9 +208,9 @@ def test_concurrent_approval_requests_and_listings_lose_none(tmp_path: Path) -> 
                 together.wait(WAIT)
                 for turn in range(5):
                     id_ = s.request_approval(f"turn {turn}")
-                    assert id_ in [one.id for _, one in pending_approvals(own)]
+                    assert id_ in [one.id for _, one in pending_approvals(own.session_manager)]
                     own.approve(s.id, id_)
-                    assert id_ not in [one.id for _, one in pending_approvals(own)]
+                    assert id_ not in [one.id for _, one in pending_approvals(own.session_manager)]
                 s.request_approval("the last")
         except BaseException as error:
             failed.append(error)

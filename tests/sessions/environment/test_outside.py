@@ -359,7 +359,7 @@ class TestNowhere:
         s.commit("one")
         (tmp_path / "out").mkdir()
         hub.export("s", tmp_path / "out/s.bundle")
-        hub.export_jsonl(tmp_path / "out/s.jsonl")
+        hub.governance.export_jsonl(tmp_path / "out/s.jsonl")
         told = [s.carry(), s.checkpoint().to_json(), str(hub.audit(s.id)), str(s.briefing())]
         (tmp_path / "out/told").write_text("\n".join(map(str, told)))
         hub.vault.rotate()

@@ -78,7 +78,7 @@ def test_restore_preview_lists_programs_that_end_or_are_lost(hub: Hub, work: Pat
         then = preview_restore(s, running)
         assert then.starts == []
         assert [one.path for one in then.lost] == ["service"]
-        assert [one.name for one in s.machine.jobs() if one.code is None] == ["service"]
+        assert [one.name for one in s.machine.programs.jobs() if one.code is None] == ["service"]
 
 
 @pytest.mark.criu

@@ -31,7 +31,7 @@ class TestRoom:
             (kid,) = s.fork()
             kid.say("user", "on")
             kid.commit()
-        assert hub.workspace_table.get("x") is None
+        assert hub.workspaces.table.get("x") is None
         assert not (store / "local/machines").exists()
 
     def test_machine_files_are_committed_and_restored_with_the_session_state(

@@ -57,8 +57,8 @@ class TestPublishing:
             a.commit()
             a.say("user", "nothing new")
             a.commit()
-        (known,) = hub._session_manager().scopes.all()
-        assert [e.data["text"] for e in known.events(hub._session_manager())] == ["one", "two"]
+        (known,) = hub.session_manager.scopes.all()
+        assert [e.data["text"] for e in known.events(hub.session_manager)] == ["one", "two"]
 
     def test_facts_left_unpublished_by_a_kill_are_published_at_the_next_open(
         self, store: Path

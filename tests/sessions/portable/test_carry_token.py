@@ -10,8 +10,8 @@ import pytest
 from ortet._util.codec import Compressor, encode
 from ortet.config.environment import open_hub
 from ortet.errors import Conflict, NotFound, Refused, Unsupported
-from ortet.hub.governance.tombstones import store_signer
 from ortet.hub.hub import Hub
+from ortet.store.signing import store_signer
 
 
 class TestTurn:
@@ -103,7 +103,7 @@ class TestCarry:
     def test_carry_of_a_newer_format_is_unsupported(self, hub: Hub) -> None:
         plain = encode({"version": 99, "what": "ever"})
         packed = len(plain).to_bytes(4, "big") + Compressor().compress(plain)
-        mark = store_signer(hub).sign(b"carry" + packed)
+        mark = store_signer(hub.store).sign(b"carry" + packed)
         with pytest.raises(Unsupported) as caught:
             hub.from_carry(base64.urlsafe_b64encode(mark + packed).rstrip(b"=").decode())
         assert caught.value.kind == "newer_carry"

@@ -60,7 +60,7 @@ def test_event_content_too_large_is_stored_as_a_separate_object(tmp_path: Path, 
         hub.verify()
     with ortet.open(tmp_path / "store") as hub:
         told = [e for e in hub.get("s").events() if e.kind in ("message", "app.blob")]
-        assert [full_data(hub, event) for event in told] == [said, {"data": large}]
+        assert [full_data(hub.store, event) for event in told] == [said, {"data": large}]
 
 
 def test_a_large_message_of_an_adapter_is_had_back_whole_without_its_secrets(

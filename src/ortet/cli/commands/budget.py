@@ -73,7 +73,7 @@ def _budget_data(view: SessionReader) -> dict[str, Any]:
     return {
         "session": view.id,
         "limits": view.limits(),
-        "soft": levels(view.hub.catalog, view.row)[0].account.soft,
+        "soft": levels(view.store.catalog, view.row)[0].account.soft,
         "spent": view.spent(),
         "left": view.budget_left(),
     }

@@ -180,7 +180,7 @@ def _print_pending_upload(call: CliCall, upload: PendingUploads, *, abandoned: b
 
 
 def _leftovers(call: CliCall, *, clean: bool) -> tuple[list[Leftover], int]:
-    return call.hub.tidy() if clean else (call.hub.leftovers(), 0)
+    return call.hub.maintenance.tidy() if clean else (call.hub.maintenance.leftovers(), 0)
 
 
 def _lines(

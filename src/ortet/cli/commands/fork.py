@@ -73,7 +73,7 @@ def fork(call: CliCall, ref: str | None, count: int, *, files: bool, name: str |
             data = [_copy(copy) for copy in copies]
         else:
             row = call.row(name)
-            with call.hub.private_workspace(ref) as private:
+            with call.hub.workspaces.private_workspace(ref) as private:
                 if private is not None:
                     private.commit("fork point")
             data = _fork_commit(call, row, call.resolve(ref, row.name), count)
@@ -88,14 +88,14 @@ def _fork_commit(call: CliCall, row: WorkspaceRow, oid: Oid, count: int) -> list
     from ortet.cli.entry import is_agent_off
 
     state = call.hub.history.state(oid)
-    image = call.hub.read_image(call.hub.image_oid(oid)) if state.machine else None
+    image = call.hub.store.read_image(call.hub.store.image_oid(oid)) if state.machine else None
     if (
         image is None
         or not image.processes
         or is_agent_off()
-        or call.hub.fork_engine(row, oid) != "criu"
+        or call.hub.workspaces.fork_engine(row, oid) != "criu"
     ):
-        return [_copy(copy) for copy in call.hub.fork(row, None, oid, count)]
+        return [_copy(copy) for copy in call.hub.workspaces.fork(row, None, oid, count)]
     if call.daemon_cache is not None:
         return fork_live(call, row, oid, count)
     from ortet.cli import machines
@@ -109,7 +109,7 @@ def _fork_commit(call: CliCall, row: WorkspaceRow, oid: Oid, count: int) -> list
 
 def fork_live(call: CliCall, row: WorkspaceRow, oid: Oid, count: int) -> list[dict[str, Any]]:
     """Fork inside the host agent, and keep the machines of the forks alive."""
-    copies = call.hub.fork(row, None, oid, count)
+    copies = call.hub.workspaces.fork(row, None, oid, count)
     for copy in copies:
         assert call.daemon_cache is not None
         call.daemon_cache.keep_machine_alive(copy)
@@ -279,7 +279,7 @@ def drop(call: CliCall, names: tuple[str, ...], branch: bool, discard: bool) -> 
       ortet drop proj/2 proj/3
     """
     for name in names:
-        call.hub.workspace_table.need(name)  # check all names before the first is dropped
+        call.hub.workspaces.table.need(name)  # check all names before the first is dropped
     for name in dict.fromkeys(names):
         call.hub.drop(name, discard=discard)
         if branch and call.hub.refs.get(name):

@@ -82,10 +82,12 @@ def hold(call: CliCall, session: str | None, *, why: str) -> None:
 
     if session is not None:
         row = find_session(call, session)
-        made = call.hub.hold(row.id, as_text(why))
+        made = call.hub.governance.hold(row.id, as_text(why))
         call.emit({**output.fields(made), "name": row.name}, [f"{row.name} is on hold"])
         return
-    found = [(row, held) for row in call.hub.sessions() if (held := hold_of(call.hub, row.id))]
+    found = [
+        (row, held) for row in call.hub.sessions() if (held := hold_of(call.hub.store, row.id))
+    ]
     rows = [
         (row.name, output.format_time(held.time), output.safe(held.by), output.title(held.why))
         for row, held in found
@@ -106,10 +108,10 @@ def release(call: CliCall, session: str) -> None:
     from ortet.hub.governance.holds import hold_of
 
     row = find_session(call, session)
-    held = hold_of(call.hub, row.id)
+    held = hold_of(call.hub.store, row.id)
     if held is None:
         raise NotFound("no_hold", f"{row.name} is not on hold: `ortet hold` lists what is")
-    call.hub.release(row.id)
+    call.hub.governance.release(row.id)
     call.emit({**output.fields(held), "name": row.name}, [f"{row.name} is released"])
 
 
@@ -132,12 +134,12 @@ def retention(call: CliCall, *, agent: str | None, keep: str | None, idle: str |
 
     hub = call.hub
     if keep is None and idle is None:
-        known = policies(hub) if agent is None else {agent: policy_of(hub, agent)}
+        known = policies(hub.store) if agent is None else {agent: policy_of(hub.store, agent)}
     else:
         agent = agent or "default"
-        now = policy_of(hub, agent)
+        now = policy_of(hub.store, agent)
         known = {
-            agent: hub.retention(
+            agent: hub.governance.retention(
                 agent,
                 keep_messages=now.keep_messages if keep is None else _days(keep),
                 archive_after=now.archive_after if idle is None else _days(idle),
@@ -190,6 +192,6 @@ def dataset(call: CliCall, file: str, sessions: tuple[str, ...]) -> None:
         wanted = ids or [row.id for row in call.hub.sessions()]
         sys.stdout.writelines(jsonl_lines(call.hub.get(one) for one in wanted))
         return
-    count = call.hub.export_jsonl(file, sessions=ids)
+    count = call.hub.governance.export_jsonl(file, sessions=ids)
     path = str(Path(file).absolute())
     call.emit({"path": path, "sessions": count}, [f"{output.plural(count, 'session')} -> {file}"])

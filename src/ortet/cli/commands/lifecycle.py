@@ -21,8 +21,7 @@ from ortet.cli.session_args import (
     session_argument,
 )
 from ortet.errors import Conflict, Invalid
-from ortet.sessions.history.cross_host_files import commit_for_other_hosts
-from ortet.sessions.writing.lease_handover import is_shared_store
+from ortet.sessions.writing.lease_handover import commit_for_other_hosts
 
 why_option = click.option("--why", default="", metavar="TEXT", help="The reason, for the journal.")
 
@@ -41,7 +40,7 @@ def pause(call: CliCall, session: str | None, *, why: str) -> None:
       ortet pause fix-42 --why "waiting for review"
     """
     row = find_session(call, session)
-    if row.status != "paused" or why or is_shared_store(call.hub):
+    if row.status != "paused" or why or call.hub.store.is_shared:
         opened = open_session(call, row.id)
         commit_for_other_hosts(opened)
         opened.pause(as_text(why))
@@ -243,7 +242,7 @@ def retain(call: CliCall, dry_run: bool) -> None:
     Example:
       ortet retain --dry-run
     """
-    report = call.hub.retain(dry_run=dry_run)
+    report = call.hub.governance.retain(dry_run=dry_run)
     verb_ = "would " if dry_run else ""
     lines = [f"{verb_}{one.what} {one.name}: {one.why}" for one in report.deeds]
     call.emit(report, lines or ["nothing to do"])

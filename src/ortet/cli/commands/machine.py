@@ -47,7 +47,7 @@ def start(call: CliCall, names: tuple[str, ...], network: str | None) -> None:
     from ortet.cli import machines
 
     for name in names:
-        call.hub.workspace_table.need(name)  # check all names before the first is started
+        call.hub.workspaces.table.need(name)  # check all names before the first is started
     begun = [
         machines.find_or_start(call, name, restore=True, network=network)
         for name in names or (None,)
@@ -102,7 +102,7 @@ def _machine_data(machine: LiveMachineInfo) -> dict[str, Any]:
 
 def _dead_machine_data(call: CliCall, name: str) -> dict[str, Any]:
     head = call.hub.refs.get(name)
-    row = call.hub.workspace_table.need(name)
+    row = call.hub.workspaces.table.need(name)
     return {
         "name": name,
         "engine": row.engine,
@@ -336,7 +336,7 @@ def rm(call: CliCall, names: tuple[str, ...], force: bool) -> None:
     from ortet.cli.daemon import live_machines
 
     for name in names:
-        if call.hub.workspace_table.need(name).files != "private":
+        if call.hub.workspaces.table.need(name).files != "private":
             raise NotFound(
                 "not_private", f"{name} is a directory in place: `ortet drop {name}` forgets it"
             )

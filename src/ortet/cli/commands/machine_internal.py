@@ -50,26 +50,26 @@ def _private_workspace(call: CliCall, name: str | None, network: str | None) -> 
     if row.files == "private":
         return _open_workspace(call, row, network)
     hub, engine = call.hub, _best_engine(call)
-    found = hub.workspace_table.find_at(row.directory, "private", engine)
+    found = hub.workspaces.table.find_at(row.directory, "private", engine)
     if found is not None:
         return _open_workspace(call, found, network)
     wanted = f"{row.name}-live"
     # A branch may remain from an earlier machine.
     names = (wanted, *(f"{wanted}-{n}" for n in range(2, 100)))
-    free = (n for n in names if hub.workspace_table.get(n) is None and hub.refs.get(n) is None)
+    free = (n for n in names if hub.workspaces.table.get(n) is None and hub.refs.get(n) is None)
     return hub.workspace(row.directory, engine=engine, name=next(free, None), network=network)
 
 
 def _open_workspace(call: CliCall, row: WorkspaceRow, network: str | None) -> Workspace:
-    call.hub.workspace_table.limit(row, None, network)
+    call.hub.workspaces.table.limit(row, None, network)
     return call.workspace(row.name)
 
 
 def _best_engine(call: CliCall) -> str:
     try:
-        call.hub.check_engine("criu")
+        call.hub.workspaces.check_engine("criu")
     except Unsupported:
-        call.hub.check_engine("overlay")
+        call.hub.workspaces.check_engine("overlay")
         return "overlay"
     return "criu"
 
@@ -96,7 +96,7 @@ def close(call: CliCall, name: str, message: str | None) -> None:
 def expose(call: CliCall, name: str, port: int, at: int) -> None:
     """Let connections to a loopback port of the host into a machine."""
     _require_daemon(call)
-    found = call.workspace(name).expose(port, at=at)
+    found = call.workspace(name).programs.expose(port, at=at)
     call.json = True
     call.emit({"name": name, "port": port, "at": found})
 

@@ -43,16 +43,16 @@ def branch(
     if name is not None:
         _create(call, name, ref, "branch")
     elif delete is not None:
-        from ortet.workspaces import branches
+        from ortet.hub import branches
 
-        oid = branches.delete(call.hub, delete).hex()
+        oid = branches.delete(call.hub.session_manager, delete).hex()
         call.emit(
             {"deleted": delete, "oid": oid}, [f"deleted {delete}, was {output.short_id(oid)}"]
         )
     elif rename is not None:
-        from ortet.workspaces import branches
+        from ortet.hub import branches
 
-        oid = branches.rename(call.hub, *rename).hex()
+        oid = branches.rename(call.hub.session_manager, *rename).hex()
         call.emit({"name": rename[1], "was": rename[0], "oid": oid}, [f"now {rename[1]}"])
     else:
         _list_branches(call)
@@ -164,7 +164,7 @@ def _list_branches(call: CliCall) -> None:
     call.paged = True
     here = call.branch()
     heads = {head.name: head for head in call.hub.refs.branches()}
-    rows = {row.name: row for row in call.hub.workspace_table.all()}
+    rows = {row.name: row for row in call.hub.workspaces.table.all()}
     data, lines = [], []
     for name in sorted(heads.keys() | rows.keys()):
         head, row = heads.get(name), rows.get(name)

@@ -90,7 +90,7 @@ def _parts(only: str | None) -> list[str] | None:
 def _print_restored(  # noqa: PLR0917 - in the order one says it
     call: CliCall, workspace: Workspace, verb_: str, report: Report, started: float, target: Oid
 ) -> None:
-    deeds, secrets = call.hub.unrestorable_since(workspace.name, target)
+    deeds, secrets = workspace.files.branch.participant.unrestorable_since(target)
     head = workspace.head
     oid = head.oid if head else ""
     data = {

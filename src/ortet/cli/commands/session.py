@@ -154,7 +154,7 @@ def show(call: CliCall, session: str | None) -> None:
     from ortet.hub.governance.holds import hold_of
 
     view = read_session(call, session)
-    head, held = view.head, hold_of(call.hub, view.id)
+    head, held = view.head, hold_of(call.hub.store, view.id)
     data = {
         **row_data(view.row),
         "goal": view.goal,

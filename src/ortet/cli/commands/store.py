@@ -71,7 +71,7 @@ def sweep(call: CliCall, dry_run: bool, expire: str | None) -> None:
     age = None if expire is None else _parse_age_ns(expire)
     with call.progress("sweep") as progress:
         report = call.hub.sweep(dry_run=dry_run, expire_ns=age, progress=progress)
-        layers = 0 if dry_run else call.hub.tidy()[1]
+        layers = 0 if dry_run else call.hub.maintenance.tidy()[1]
     data = {**render.fields(report), "bytes_freed": report.bytes_freed, "layers_removed": layers}
     verb_ = "would free" if dry_run else "freed"
     line = f"{verb_} {render.format_size(report.bytes_freed)}: {_objects(report.removed)} of nobody"

@@ -128,7 +128,7 @@ def _preview_undo(
     from ortet.cli.session_args import read_session
     from ortet.machines.base import Report
     from ortet.sessions.history.preview import preview_undo
-    from ortet.sessions.results import RestoreResult
+    from ortet.workspaces.results import RestoreResult
     from ortet.workspaces.undo import UndoResult
 
     view = read_session(call, session)

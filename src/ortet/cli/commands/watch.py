@@ -87,6 +87,7 @@ def watch(
                 f"`ortet commit -w {workspace.name}` records that",
             )
         watcher = Watcher(
+            call.hub.workspaces,
             workspace,
             stop,
             timing=WatchTiming(settle, at_most, every),

@@ -51,9 +51,11 @@ def init(call: CliCall, store: str | None, name: str | None) -> None:
         pointer = None
     ours = pointer is None or is_pointer_to(pointer, hub.url)
     said = pointer.workspace if pointer is not None and ours and name is None else ""
-    known = hub.locate(said, directory)
+    known = hub.workspaces.locate(said, directory)
     try:
-        opened = hub.reopen(said, directory) if said else hub.workspace(directory, name=name)
+        opened = (
+            hub.workspaces.reopen(said, directory) if said else hub.workspace(directory, name=name)
+        )
         with opened as workspace:
             if ours:
                 write_pointer(directory, hub.url, workspace.name)
@@ -65,7 +67,7 @@ def init(call: CliCall, store: str | None, name: str | None) -> None:
                 "head": head.oid if head else None,
             }
     except BaseException:
-        made = hub.workspace_table.find_at(directory.resolve(), "inplace", "folder")
+        made = hub.workspaces.table.find_at(directory.resolve(), "inplace", "folder")
         if known is None and made is not None:
             hub.drop(made.name)
         raise
@@ -198,7 +200,7 @@ def program_names(call: CliCall, commit: str) -> list[str]:
     from ortet.ids import Oid, from_hex
 
     state = call.hub.history.state(from_hex(commit))
-    image = call.hub.read_image(Oid(state.machine)) if state.machine else None
+    image = call.hub.store.read_image(Oid(state.machine)) if state.machine else None
     if image is None or not image.processes:
         return []
     from ortet.machines.services import running_program_names

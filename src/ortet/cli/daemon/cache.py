@@ -110,7 +110,7 @@ class DaemonCache:
             return
         with suppress(OrtetError):
             hub.pause_open_sessions()
-        for workspace in hub.open_workspaces():
+        for workspace in hub.workspaces.find_open():
             if workspace.row.parent in self._live_since and workspace.engine == "criu":
                 self.keep_machine_alive(workspace)  # a fork whose processes keep running
             if workspace.name in self._live_since:
@@ -122,7 +122,7 @@ class DaemonCache:
                 workspace.suspend()
             else:
                 workspace.close()
-        still = {id(workspace) for workspace in hub.open_workspaces()}
+        still = {id(workspace) for workspace in hub.workspaces.find_open()}
         self._workspaces = {n: kept for n, kept in self._workspaces.items() if id(kept[0]) in still}
         self._live_since = {
             n: since for n, since in self._live_since.items() if n in self._workspaces

@@ -11,8 +11,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from ortet._util.codec import decode, encode
 from ortet._util.failpoints import failpoint
 from ortet._util.validation import check_text
@@ -23,38 +21,25 @@ from ortet.history.transfer import bundle
 from ortet.hub.governance.holds import check_hold
 from ortet.ids import Oid, from_hex
 from ortet.sessions.actions.approvals import pending_approval_row
+from ortet.sessions.results import ArchiveRecord
 from ortet.sessions.table import ARCHIVED, PAUSED, SessionRow, check_move
 from ortet.sessions.writing.lease_handover import is_handover_owner
 from ortet.store.sweep_retry import run_with_sweep_retry
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
     from ortet.sessions.manager import SessionManager
+    from ortet.store.context import StoreContext
 
 ARCHIVE_KIND = "archive"
 _PREFIX = "archives/"
 
 
-class ArchiveRecord(msgspec.Struct, frozen=True):
-    """An archived session.
-
-    `key` is the bucket key of its bundle. `commit` is the commit to continue from.
-    """
-
-    session: str
-    key: str
-    commit: str
-    size: int
-    time: int
-    status: str = PAUSED  # status before the archive; `unarchive` restores it
-
-
 def archive(sessions: SessionManager, id_: str, why: str = "") -> ArchiveRecord:
     """Archive a session; see `Governance.archive`."""
     check_text(why=why)
-    hub, row = sessions.hub, sessions.table.get(id_)
-    check_hold(hub, row)
-    held = hub.catalog.lease(f"session:{id_}")
+    store, row = sessions.store, sessions.table.get(id_)
+    check_hold(store, row)
+    held = store.catalog.lease(f"session:{id_}")
     if held is None or not is_handover_owner(
         held.owner
     ):  # if a server will hand it over, it pauses the session first
@@ -65,86 +50,88 @@ def archive(sessions: SessionManager, id_: str, why: str = "") -> ArchiveRecord:
         session.drain_inbox()
         commit = from_hex(session.commit_all_events("archive").oid)
         failpoint("archive.committed")
-        done = _store(hub, id_, row.branch, commit, row.status)
+        done = _store_bundle(store, id_, row.branch, commit, row.status)
         session.set_status(ARCHIVED, why, rows=[RowChange(ARCHIVE_KIND, id_, encode(done))])
         failpoint("archive.turned")
         trim_rows(sessions, session.row)
-    _delete_other_bundles(hub, id_, done.key)
+    _delete_other_bundles(store, id_, done.key)
     return done
 
 
 def unarchive(sessions: SessionManager, id_: str) -> SessionRow:
     """Restore an archived session; see `Governance.unarchive`."""
-    hub, row = sessions.hub, sessions.table.get(id_)
+    store, row = sessions.store, sessions.table.get(id_)
     check_move(row.name, row.status, PAUSED)
-    done = find_archive(hub, id_)
+    done = find_archive(store, id_)
     if done is not None:
-        _restore_bundle(hub, row, done)
+        _restore_bundle(store, row, done)
     failpoint("archive.back")
     with sessions.leased_session(row) as session:
         rows = [RowChange(ARCHIVE_KIND, id_, None), pending_approval_row(id_)]
         session.set_status(done.status if done else PAUSED, "", rows=rows)
         row = session.row
-    _delete_other_bundles(hub, id_, "")
+    _delete_other_bundles(store, id_, "")
     return row
 
 
-def find_archive(hub: Hub, id_: str) -> ArchiveRecord | None:
+def find_archive(store: StoreContext, id_: str) -> ArchiveRecord | None:
     """Return the archive record of a session, or None if it is not archived."""
-    row = hub.catalog.row(ARCHIVE_KIND, id_)
+    row = store.catalog.row(ARCHIVE_KIND, id_)
     return decode(ArchiveRecord, row.value) if row else None
 
 
 def rewrite_archive(sessions: SessionManager, id_: str) -> None:
     """Replace the bundle of an archived session after an erasure."""
-    hub, done = sessions.hub, find_archive(sessions.hub, id_)
+    store, done = sessions.store, find_archive(sessions.store, id_)
     if done is not None:
         row = sessions.table.get(id_)
-        new = _store(hub, id_, row.branch, from_hex(done.commit), done.status)
-        hub.catalog.put_row(ARCHIVE_KIND, id_, encode(new))
+        new = _store_bundle(store, id_, row.branch, from_hex(done.commit), done.status)
+        store.catalog.put_row(ARCHIVE_KIND, id_, encode(new))
         failpoint("archive.rewritten")
         done = new
-    _delete_other_bundles(hub, id_, done.key if done else "")
+    _delete_other_bundles(store, id_, done.key if done else "")
 
 
 def trim_rows(sessions: SessionManager, row: SessionRow) -> int:
     """Delete event rows that a commit of this session contains. Return their number."""
     line = sessions.load(row).line
-    return sessions.hub.catalog.trim_events(row.timeline, line.base.seq)
+    return sessions.store.catalog.trim_events(row.timeline, line.base.seq)
 
 
-def _store(hub: Hub, id_: str, branch: str, commit: Oid, status: str) -> ArchiveRecord:
-    key = f"{_PREFIX}{id_}/{hub.new_id()}.bundle"
-    with _temporary_file(hub) as file:
-        report = bundle.export_bundle(hub.objects, {branch: commit}, references, file)
+def _store_bundle(
+    store: StoreContext, id_: str, branch: str, commit: Oid, status: str
+) -> ArchiveRecord:
+    key = f"{_PREFIX}{id_}/{store.new_id()}.bundle"
+    with _temporary_file(store) as file:
+        report = bundle.export_bundle(store.objects, {branch: commit}, references, file)
         # Verifies the bundle. It stores nothing, because all objects are here.
-        bundle.import_bundle(hub.objects, file, references)
-        hub.bucket.put_file(key, file)
+        bundle.import_bundle(store.objects, file, references)
+        store.bucket.put_file(key, file)
     failpoint("archive.stored")
-    return ArchiveRecord(id_, key, commit.hex(), report.size, hub.clock.now_ns(), status)
+    return ArchiveRecord(id_, key, commit.hex(), report.size, store.clock.now_ns(), status)
 
 
-def _restore_bundle(hub: Hub, row: SessionRow, done: ArchiveRecord) -> None:
+def _restore_bundle(store: StoreContext, row: SessionRow, done: ArchiveRecord) -> None:
     """Store missing objects, and create the branch if it no longer exists."""
-    run_with_sweep_retry(hub, lambda: _import_archive(hub, row, done))
+    run_with_sweep_retry(store, lambda: _import_archive(store, row, done))
 
 
-def _import_archive(hub: Hub, row: SessionRow, done: ArchiveRecord) -> None:
-    with hub.writing(), _temporary_file(hub) as file:
+def _import_archive(store: StoreContext, row: SessionRow, done: ArchiveRecord) -> None:
+    with store.writing(), _temporary_file(store) as file:
         try:
-            _copy(lambda at, size: hub.bucket.get(done.key, at, size), done.size, file)
+            _copy(lambda at, size: store.bucket.get(done.key, at, size), done.size, file)
         except NotFound as error:
             raise Corrupt(
                 "no_archive",
                 f"the bundle of session {row.name!r} is not in the bucket: restore {done.key} "
                 "from a copy",
             ) from error
-        bundle.import_bundle(hub.objects, file, references)
-        hub.objects.flush()
+        bundle.import_bundle(store.objects, file, references)
+        store.objects.flush()
         name = f"branch:{row.branch}"
-        if hub.catalog.head(name) is None:
+        if store.catalog.head(name) is None:
             move = Move(name, None, from_hex(done.commit))
-            hub.catalog.move([move], verb="unarchive", actor=hub.author, detail=row.name)
+            store.catalog.move([move], verb="unarchive", actor=store.author, detail=row.name)
 
 
 _COPY_CHUNK_BYTES = 8 << 20
@@ -160,8 +147,8 @@ def _copy(read: Callable[[int, int], bytes], size: int, file: Path) -> None:
 
 
 @contextmanager
-def _temporary_file(hub: Hub) -> Iterator[Path]:
-    file = hub.root / "local" / f"archive.{os.getpid()}.{hub.new_id()}"
+def _temporary_file(store: StoreContext) -> Iterator[Path]:
+    file = store.root / "local" / f"archive.{os.getpid()}.{store.new_id()}"
     try:
         yield file
     finally:
@@ -170,10 +157,10 @@ def _temporary_file(hub: Hub) -> Iterator[Path]:
                 path.unlink()
 
 
-def _delete_other_bundles(hub: Hub, id_: str, keep: str) -> None:
+def _delete_other_bundles(store: StoreContext, id_: str, keep: str) -> None:
     """Delete bundles of this session that no row names. A killed process may have left some."""
-    keys = [item.key for item in hub.bucket.list(f"{_PREFIX}{id_}/") if item.key != keep]
-    hub.bucket.delete(keys)
-    for path in (hub.root / "local").glob("archive.*"):
+    keys = [item.key for item in store.bucket.list(f"{_PREFIX}{id_}/") if item.key != keep]
+    store.bucket.delete(keys)
+    for path in (store.root / "local").glob("archive.*"):
         if not Path(f"/proc/{path.name.split('.')[1]}").exists():
             path.unlink(missing_ok=True)

@@ -70,7 +70,7 @@ def audit(sessions: SessionManager, id_: str) -> AuditReport:
     """Audit a session; see `Governance.audit`."""
     row = sessions.table.get(id_)
     line = sessions.load(row).line
-    gone = erased_events(sessions.hub)
+    gone = erased_events(sessions.store)
     lines: list[AuditLine] = []
     tip = Tip()
     for timeline, found in line.rows_with_timeline():
@@ -81,7 +81,7 @@ def audit(sessions: SessionManager, id_: str) -> AuditReport:
         lines.append(audit_line(event))
         if event.seq == line.base.seq and event.hash != line.base.hash:
             raise _broken_chain(event.seq)
-    for _, segment in iter_segments(sessions.hub.objects, line.base.segment):
+    for _, segment in iter_segments(sessions.store.objects, line.base.segment):
         check_segment(sessions, segment, gone)
     timelines = {span.timeline for span in line.timeline_spans()}
     return AuditReport(
@@ -96,7 +96,7 @@ def audit(sessions: SessionManager, id_: str) -> AuditReport:
         lines=lines,
         erasures=[
             receipt
-            for receipt in receipts(sessions.hub.catalog)
+            for receipt in receipts(sessions.store.catalog)
             if any(event.timeline in timelines for event in receipt.events)
         ],
     )
@@ -187,16 +187,16 @@ def _what(kind: str, data: dict[str, Any]) -> str:
 def check_event_chains(sessions: SessionManager) -> Iterator[tuple[str, str]]:
     """Yield (where, what) for each problem in event rows, segments and erasure records."""
     try:
-        gone = erased_events(sessions.hub)
+        gone = erased_events(sessions.store)
     except OrtetError as error:
         yield "erasures", error.message
         return
     yield from _check_rows(sessions, gone)
     seen: set[bytes] = set()
-    buried = {one.old for one in tombstones(sessions.hub.catalog) if one.kind == int(Kind.FOLD)}
-    for journal in reachable_journals(sessions.hub):
+    buried = {one.old for one in tombstones(sessions.store.catalog) if one.kind == int(Kind.FOLD)}
+    for journal in reachable_journals(sessions):
         try:
-            for oid, segment in iter_segments(sessions.hub.objects, journal.segment):
+            for oid, segment in iter_segments(sessions.store.objects, journal.segment):
                 if oid in seen:
                     break
                 seen.add(oid)
@@ -213,7 +213,7 @@ def _check_rows(
     """Check every timeline once, starting at the event before its first."""
     done: dict[str, int] = {}
     for row in sessions.all():
-        if row.status == ARCHIVED and sessions.hub.catalog.head(f"branch:{row.branch}") is None:
+        if row.status == ARCHIVED and sessions.store.catalog.head(f"branch:{row.branch}") is None:
             continue  # its events are in its bundle
         try:
             line = sessions.load(row).line
@@ -226,7 +226,7 @@ def _check_rows(
             # otherwise another process removed the session concurrently
             if sessions.table.has(row.id):
                 yield f"session {row.name}", error.message
-    for name, scope in scope_rows(sessions.hub.catalog):
+    for name, scope in scope_rows(sessions.store.catalog):
         try:
             line = sessions.scopes.event_log(scope)
             for span in line.timeline_spans():
@@ -254,7 +254,7 @@ def check_segment(
     sessions: SessionManager, segment: JournalSegment, erased: set[tuple[str, int]]
 ) -> None:
     """Check the body hashes of a segment, and its link to the segment before."""
-    objects, chain = sessions.hub.objects, sessions.chain
+    objects, chain = sessions.store.objects, sessions.chain
     rows = unseal(objects, segment)
     header = decode(EventHeader, segment.heads[0])
     tip = Tip(header.seq - 1, header.prev)
@@ -271,7 +271,7 @@ def check_segment(
 
 def _check_fold(sessions: SessionManager, segment: bytes, old: bytes) -> None:
     """Check that the fold that replaces an erased one equals a fold of the remaining events."""
-    objects = sessions.hub.objects
+    objects = sessions.store.objects
     again = SessionState(sessions.maps)
     for _, each in reversed(list(iter_segments(objects, segment))):
         fold(again, (sessions.chain.read(row) for row in unseal(objects, each)))

@@ -16,8 +16,8 @@ import msgspec
 from ortet._util.codec import decode, encode
 from ortet._util.failpoints import failpoint
 from ortet._util.validation import COUNT, require
-from ortet.backends.base import Catalog, EventRow, Lease, RowChange
-from ortet.errors import Invalid, NotFound, OrtetError
+from ortet.backends.base import Lease, RowChange
+from ortet.errors import Invalid, NotFound
 from ortet.hub.governance.archive import rewrite_archive
 from ortet.hub.governance.holds import check_erasure_supported, check_hold
 from ortet.hub.governance.rewrite_objects import replace_objects, sealed_rows, shared_segments
@@ -28,75 +28,32 @@ from ortet.hub.governance.tombstones import (
     PendingErasure,
     Tombstone,
     record_row,
-    store_signer,
 )
-from ortet.hub.maintenance import sweep_store
+from ortet.hub.sweep import sweep_store
 from ortet.ids import Oid
 from ortet.journal.conversation.compaction import compaction_data, compaction_of, message_events
 from ortet.journal.event_log import EventLog, TimelineSpan
-from ortet.journal.events import Draft, Event, EventBody
+from ortet.journal.events import Draft, Event
 from ortet.journal.segments import unseal
 from ortet.journal.state.reducers import SHAREABLE_KINDS
 from ortet.memory.working import clear_working_memory
-from ortet.objects.base import ObjectRef
-from ortet.objects.source import kind_of
 from ortet.sessions.actions.effects import EffectRow
 from ortet.sessions.environment.traces import rows_repeating_event
-from ortet.sessions.history.participants import sealed_journal
 from ortet.sessions.memory.recall import INDEXED_KINDS, words_of
 from ortet.sessions.memory.shared_scopes import scope_rows
 from ortet.sessions.table import ARCHIVED, SessionRow
 from ortet.sessions.writing import state_cache
 from ortet.sessions.writing.inbox import drop, pending_messages
+from ortet.store.signing import store_signer
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
     from ortet.sessions.manager import SessionManager
+    from ortet.store.context import StoreContext
 
 
 # Objects that only events in the catalog refer to. A sweep must keep them.
 #
 # No commit contains these events yet.
-
-
-def unsealed_objects(sessions: SessionManager) -> Iterator[ObjectRef]:
-    """Yield the objects that uncommitted events of all sessions refer to."""
-    for row in sessions.table.all():
-        if row.status == ARCHIVED:  # all its events are sealed, and its branch may not exist
-            continue
-        try:
-            yield from _referenced_objects(sessions, row)
-        except NotFound:
-            if sessions.table.has(row.id):
-                raise
-
-
-def _referenced_objects(sessions: SessionManager, row: SessionRow) -> Iterator[ObjectRef]:
-    for event in _unsealed_rows(sessions, row):
-        if event.salt:  # an event without salt is erased
-            for oid, kind in decode(EventBody, event.body).refs:
-                yield ObjectRef(Oid(oid), kind_of(kind))
-
-
-def _unsealed_rows(sessions: SessionManager, row: SessionRow) -> Iterator[EventRow]:
-    hub = sessions.hub
-    head = hub.catalog.head(f"branch:{row.branch}")
-    try:
-        journal, _ = sealed_journal(sessions, row, head.oid if head else None)
-    # damaged commit, which `verify` reports; keep too many objects rather than too few
-    except OrtetError:
-        return _all_rows(hub.catalog, row.timeline)
-    if hub.catalog.last_seq(row.timeline) <= journal.seq:
-        return iter(())
-    line = EventLog(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline, base=journal)
-    return line.rows(journal.seq)
-
-
-def _all_rows(catalog: Catalog, timeline: str) -> Iterator[EventRow]:
-    after = 0
-    while page := catalog.events(timeline, after):
-        yield from page
-        after = page[-1].seq
 
 
 _AMOUNT_KINDS = frozenset({"spend", "budget"})
@@ -109,8 +66,8 @@ def erase(
     sessions: SessionManager, session: str | None, seqs: Sequence[int] | None, user: str | None
 ) -> ErasureReceipt:
     """Erase events; see `Governance.erase`."""
-    hub = sessions.hub
-    check_erasure_supported(hub)
+    store = sessions.store
+    check_erasure_supported(store)
     if session is None and user is None:
         raise Invalid("nothing_meant", "say what to erase: session=ID, or user=NAME, or both")
     if seqs is not None and session is None:
@@ -123,7 +80,7 @@ def erase(
     waiting = _inbox_keys(sessions, rows, user) if seqs is None else []
     pending = PendingErasure(
         id=sessions.new_id(),
-        by=hub.author,
+        by=store.author,
         session=session or "",
         events=events,
         effects=effects,
@@ -136,8 +93,8 @@ def erase(
         return receipt  # the interrupted erasure already covered these events
     with ExitStack() as held:
         known = _lock_sessions(sessions, events, held)
-        pending = store_signer(hub).sign_pending(pending)
-        hub.catalog.put_row(PENDING_KIND, pending.id, encode(pending))
+        pending = store_signer(store).sign_record(pending)
+        store.catalog.put_row(PENDING_KIND, pending.id, encode(pending))
         failpoint("erase.begun")
         return _run_erasure(sessions, pending, known)
 
@@ -145,7 +102,7 @@ def erase(
 def finish_pending_erasures(sessions: SessionManager) -> ErasureReceipt | None:
     """Finish erasures that another process started. Return the last receipt, or None."""
     receipt: ErasureReceipt | None = None
-    for row in sessions.hub.catalog.rows(PENDING_KIND):
+    for row in sessions.store.catalog.rows(PENDING_KIND):
         pending = decode(PendingErasure, row.value)
         with ExitStack() as held:
             known = _lock_sessions(sessions, pending.events, held)
@@ -156,38 +113,38 @@ def finish_pending_erasures(sessions: SessionManager) -> ErasureReceipt | None:
 def _run_erasure(
     sessions: SessionManager, pending: PendingErasure, affected: Sequence[SessionRow]
 ) -> ErasureReceipt:
-    hub = sessions.hub
+    store = sessions.store
     texts = _texts(sessions, pending.events)
     with (
-        hub.objects.sweep_lock.hold_gc_lock(exclusive=True),
-        hub.objects.sweep_lock.exclusive(_LOCK_TIMEOUT_SECONDS),
+        store.objects.sweep_lock.hold_gc_lock(exclusive=True),
+        store.objects.sweep_lock.exclusive(_LOCK_TIMEOUT_SECONDS),
     ):
         # The exclusive lock stops commits of session states that still contain the data.
         replaced = replace_objects(sessions, pending.events, pending.by)
         pairs = dict(pending.replaced) | {r.old.hex(): r.new.hex() for r in replaced}
         pending = msgspec.structs.replace(pending, replaced=sorted(pairs.items()))
-        pending = store_signer(hub).sign_pending(pending)
+        pending = store_signer(store).sign_record(pending)
         rows = [
             RowChange(PENDING_KIND, pending.id, encode(pending)),
-            *_tombstone_rows(hub, replaced),
+            *_tombstone_rows(store, replaced),
         ]
-        hub.catalog.move([], verb="erase", actor=pending.by, rows=rows)
+        store.catalog.move([], verb="erase", actor=pending.by, rows=rows)
         failpoint("erase.replaced")
-        _wipe(hub, pending)
+        _wipe(store, pending)
         failpoint("erase.wiped")
-        hub.objects.refresh_after_sweep(hub.objects.sweep_lock.raise_epoch())
+        store.objects.refresh_after_sweep(store.objects.sweep_lock.raise_epoch())
         sessions.maps.clear_cache()
         sessions.scopes.forget()
-        hub.library.forget(texts, timelines={event.timeline for event in pending.events})
-        clear_working_memory(hub.cache)
-        state_cache.clear_all(hub.cache)
+        sessions.library.forget(texts, timelines={event.timeline for event in pending.events})
+        clear_working_memory(store.cache)
+        state_cache.clear_all(store.cache)
     for row in affected:
         rewrite_archive(sessions, row.id)
     # Old objects are deleted together with the packs that contain them.
-    sweep_store(hub, dry_run=False, expire_ns=None, min_garbage=0.0, progress=None)
+    sweep_store(sessions, dry_run=False, expire_ns=None, min_garbage=0.0, progress=None)
     failpoint("erase.swept")
-    receipt = store_signer(hub).sign_receipt(_receipt(hub, pending))
-    hub.catalog.move(
+    receipt = store_signer(store).sign_record(_receipt(store, pending))
+    store.catalog.move(
         [],
         verb="erase",
         actor=pending.by,
@@ -197,11 +154,11 @@ def _run_erasure(
     return receipt
 
 
-def _receipt(hub: Hub, pending: PendingErasure) -> ErasureReceipt:
-    left = [old for old, _ in pending.replaced if _object_exists(hub, bytes.fromhex(old))]
+def _receipt(store: StoreContext, pending: PendingErasure) -> ErasureReceipt:
+    left = [old for old, _ in pending.replaced if _object_exists(store, bytes.fromhex(old))]
     return ErasureReceipt(
         id=pending.id,
-        time=hub.clock.now_ns(),
+        time=store.clock.now_ns(),
         by=pending.by,
         session=pending.session,
         events=pending.events,
@@ -210,13 +167,13 @@ def _receipt(hub: Hub, pending: PendingErasure) -> ErasureReceipt:
     )
 
 
-def _object_exists(hub: Hub, oid: bytes) -> bool:
-    return next(iter(hub.objects.pack_set.copies(Oid(oid))), None) is not None
+def _object_exists(store: StoreContext, oid: bytes) -> bool:
+    return next(iter(store.objects.pack_set.copies(Oid(oid))), None) is not None
 
 
-def _tombstone_rows(hub: Hub, replaced: Iterable[Tombstone]) -> list[RowChange]:
-    mine = store_signer(hub)
-    return [record_row(mine.sign_tombstone(one)) for one in replaced]
+def _tombstone_rows(store: StoreContext, replaced: Iterable[Tombstone]) -> list[RowChange]:
+    mine = store_signer(store)
+    return [record_row(mine.sign_record(one)) for one in replaced]
 
 
 def _texts(sessions: SessionManager, events: Sequence[ErasedEvent]) -> list[str] | None:
@@ -225,32 +182,32 @@ def _texts(sessions: SessionManager, events: Sequence[ErasedEvent]) -> list[str]
     for event in events:
         if event.kind not in INDEXED_KINDS:
             continue
-        rows = sessions.hub.catalog.events(event.timeline, event.seq - 1, 1)
+        rows = sessions.store.catalog.events(event.timeline, event.seq - 1, 1)
         if not rows or rows[0].seq != event.seq or not rows[0].salt:
             return None
         found.append(words_of(sessions.chain.read(rows[0], event.timeline)))
     return found
 
 
-def _wipe(hub: Hub, pending: PendingErasure) -> None:
+def _wipe(store: StoreContext, pending: PendingErasure) -> None:
     lines: dict[str, list[int]] = {}
     for event in pending.events:
         lines.setdefault(event.timeline, []).append(event.seq)
     for timeline, seqs in lines.items():
-        hub.catalog.erase_events(timeline, seqs)
+        store.catalog.erase_events(timeline, seqs)
         failpoint("erase.rows")
     for family, id_ in pending.effects:
-        row = hub.catalog.row(f"deed/{family}", id_)
+        row = store.catalog.row(f"deed/{family}", id_)
         if row is not None:
             deed = decode(EffectRow, row.value)
             effect = msgspec.structs.replace(deed.effect, why="", command="")
             bare = msgspec.structs.replace(deed, effect=effect, outcome=None, error="")
-            hub.catalog.put_row(f"deed/{family}", id_, encode(bare))
+            store.catalog.put_row(f"deed/{family}", id_, encode(bare))
     for session, key in pending.letters:
-        drop(hub.catalog, session, key)
+        drop(store.catalog, session, key)
     for kind, key in pending.rows:
-        hub.catalog.drop_row(kind, key)
-    hub.catalog.scrub()
+        store.catalog.drop_row(kind, key)
+    store.catalog.scrub()
 
 
 # selection of events
@@ -325,11 +282,11 @@ def _shared_memory_events(sessions: SessionManager) -> Iterator[tuple[str, Event
     for known in sessions.scopes.all():
         for event in known.events(sessions):
             yield known.name, event
-    here = {row.timeline for _, row in scope_rows(sessions.hub.catalog)}
-    for name, segment in shared_segments(sessions.hub):
+    here = {row.timeline for _, row in scope_rows(sessions.store.catalog)}
+    for name, segment in shared_segments(sessions):
         timeline = segment.timeline.hex()
         if timeline not in here:
-            for row in unseal(sessions.hub.objects, segment):
+            for row in unseal(sessions.store.objects, segment):
                 yield name, sessions.chain.read(row, timeline)
 
 
@@ -366,7 +323,7 @@ def _is_derived_from(event: Event, found: Collection[tuple[str, int]]) -> bool:
 def _inbox_keys(
     sessions: SessionManager, rows: Sequence[SessionRow], user: str | None
 ) -> list[tuple[str, str]]:
-    catalog = sessions.hub.catalog
+    catalog = sessions.store.catalog
     return [
         (row.id, key)
         for row in rows
@@ -398,17 +355,17 @@ def _session_events(
 
 def _timeline_events(sessions: SessionManager, timelines: Collection[str]) -> Iterator[Event]:
     """Yield all events of these timelines, from rows and, where those are trimmed, from commits."""
-    hub, trimmed = sessions.hub, set[str]()
+    store, trimmed = sessions.store, set[str]()
     for timeline in timelines:
-        known = hub.catalog.timeline(timeline)
+        known = store.catalog.timeline(timeline)
         after = known.at if known else 0
-        while rows := hub.catalog.events(timeline, after):
+        while rows := store.catalog.events(timeline, after):
             if rows[0].seq > after + 1:
                 trimmed.add(timeline)
             for each in rows:
                 yield sessions.chain.read(each, timeline)
             after = rows[-1].seq
-    for timeline, row in sealed_rows(hub, trimmed):
+    for timeline, row in sealed_rows(sessions, trimmed):
         yield sessions.chain.read(row, timeline)
 
 
@@ -440,7 +397,7 @@ def timelines_of(sessions: SessionManager, row: SessionRow) -> set[str]:
     own = mine - others
     todo = list(own)
     while todo:
-        for child in sessions.hub.catalog.children(todo.pop()):
+        for child in sessions.store.catalog.children(todo.pop()):
             if child.id not in others and child.id not in own:
                 own.add(child.id)
                 todo.append(child.id)
@@ -448,9 +405,9 @@ def timelines_of(sessions: SessionManager, row: SessionRow) -> set[str]:
 
 
 def _path(sessions: SessionManager, row: SessionRow) -> list[TimelineSpan]:
-    hub = sessions.hub
+    store = sessions.store
     return EventLog(
-        hub.catalog, hub.objects, sessions.chain, timeline=row.timeline
+        store.catalog, store.objects, sessions.chain, timeline=row.timeline
     ).timeline_spans()
 
 
@@ -461,7 +418,7 @@ def _lock_sessions(
 
     Raises Refused("lease_held") if another process has one open.
     """
-    hub = sessions.hub
+    store = sessions.store
     known: list[SessionRow] = []
     meant: dict[str, int] = {}
     for event in events:
@@ -470,9 +427,9 @@ def _lock_sessions(
         path = _path(sessions, row)
         left = not meant.keys().isdisjoint(sessions.table.former_timelines(row.id))
         if left or any(meant.get(span.timeline, span.upto + 1) <= span.upto for span in path):
-            check_hold(hub, row)
+            check_hold(store, row)
             lease = sessions.acquire_lease(row)
-            stack.callback(hub.catalog.release, lease)
+            stack.callback(store.catalog.release, lease)
             _blank_erased_summary(sessions, row, lease, {(one.timeline, one.seq) for one in events})
             known.append(row)
     return known
@@ -498,7 +455,7 @@ def _blank_erased_summary(
     ):
         return  # all messages of the summary are erased too
     bare = msgspec.structs.replace(past, summary="")
-    draft = Draft("compaction", compaction_data(bare), sessions.hub.author)
-    made, _ = sessions.chain.make(line.tip(), draft, sessions.hub.clock.now_ns())
-    sessions.hub.catalog.append(row.timeline, [made], lease=lease)
+    draft = Draft("compaction", compaction_data(bare), sessions.store.author)
+    made, _ = sessions.chain.make(line.tip(), draft, sessions.store.clock.now_ns())
+    sessions.store.catalog.append(row.timeline, [made], lease=lease)
     failpoint("erase.kept-out")

@@ -13,8 +13,8 @@ from ortet.errors import Refused, Unsupported
 from ortet.sessions.table import SessionRow
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
     from ortet.sessions.manager import SessionManager
+    from ortet.store.context import StoreContext
 
 _HOLD_KIND = "hold"
 
@@ -31,41 +31,41 @@ class Hold(msgspec.Struct, frozen=True):
 def hold(sessions: SessionManager, id_: str, why: str) -> Hold:
     """Put a session on hold; see `Governance.hold`."""
     check_text(why=why)
-    hub, row = sessions.hub, sessions.table.get(id_)
-    record = Hold(row.id, why, hub.author, hub.clock.now_ns())
-    hub.catalog.put_row(_HOLD_KIND, row.id, encode(record))
+    store, row = sessions.store, sessions.table.get(id_)
+    record = Hold(row.id, why, store.author, store.clock.now_ns())
+    store.catalog.put_row(_HOLD_KIND, row.id, encode(record))
     return record
 
 
-def hold_of(hub: Hub, id_: str) -> Hold | None:
+def hold_of(store: StoreContext, id_: str) -> Hold | None:
     """Return the hold of a session, or None."""
-    row = hub.catalog.row(_HOLD_KIND, id_)
+    row = store.catalog.row(_HOLD_KIND, id_)
     return decode(Hold, row.value) if row else None
 
 
-def release_hold(hub: Hub, id_: str) -> None:
+def release_hold(store: StoreContext, id_: str) -> None:
     """End the hold of a session; see `Governance.release`."""
-    hub.catalog.drop_row(_HOLD_KIND, id_)
+    store.catalog.drop_row(_HOLD_KIND, id_)
 
 
-def check_erasure_supported(hub: Hub) -> None:
+def check_erasure_supported(store: StoreContext) -> None:
     """Raise Unsupported if other hosts share the store.
 
     Another host may have the erased data in memory and write it again.
     """
-    if isinstance(hub.catalog, EpochFencedCatalog):
+    if isinstance(store.catalog, EpochFencedCatalog):
         raise Unsupported(
             "shared_store",
             "in a store that hosts share, others may have what is to be erased in memory, and "
             "write it again: remove the whole session with `ortet session rm`, and an hour later "
             "free what only it had with `ortet sweep --expire 0s`",
         )
-    hub.objects.require_exclusive("an erasure")
+    store.objects.require_exclusive("an erasure")
 
 
-def check_hold(hub: Hub, row: SessionRow) -> None:
+def check_hold(store: StoreContext, row: SessionRow) -> None:
     """Raise Refused("on_hold") if the session is on hold."""
-    held = hold_of(hub, row.id)
+    held = hold_of(store, row.id)
     if held is not None:
         raise Refused(
             "on_hold",

@@ -22,8 +22,8 @@ from ortet.sessions.writing.inbox import pending_messages
 from ortet.vault.vault import VAULT_ROW_KIND as VAULT
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
     from ortet.sessions.manager import SessionManager
+    from ortet.store.context import StoreContext
 
 _REMOVING_KIND = "removing"
 """Row kind: the timelines of a removed session that still have to be deleted."""
@@ -31,52 +31,52 @@ _REMOVING_KIND = "removing"
 
 def remove(sessions: SessionManager, id_: str) -> None:
     """Remove a session; see `Governance.remove`."""
-    hub = sessions.hub
-    if hub.catalog.row(_REMOVING_KIND, id_) is not None:
-        finish_pending_removals(hub)
+    store = sessions.store
+    if store.catalog.row(_REMOVING_KIND, id_) is not None:
+        finish_pending_removals(store)
         return
     row = sessions.table.get(id_)
     lease = sessions.acquire_lease(row)
     try:
-        check_hold(hub, row)
+        check_hold(store, row)
         own = timelines_of(sessions, row)
-        head = hub.catalog.head(f"branch:{row.branch}")
+        head = store.catalog.head(f"branch:{row.branch}")
         moves = []
-        if head is not None and hub.workspace_table.get(row.branch) is None:
+        if head is not None and sessions.workspaces.table.get(row.branch) is None:
             moves = [Move(head.name, head.oid, None)]
         rows = [
             *sessions.table.delete_changes(row),
             RowChange("archive", id_, None),
-            *_inbox_row_changes(hub.catalog, id_),
+            *_inbox_row_changes(store.catalog, id_),
         ]
         rows += removal_row_changes(sessions, row)
         if not any(other.family == row.family for other in sessions.all() if other.id != id_):
-            rows += _family_row_changes(hub.catalog, row)
+            rows += _family_row_changes(store.catalog, row)
         rows.append(RowChange(_REMOVING_KIND, id_, encode(sorted(own))))
         failpoint("remove.begun")
-        hub.catalog.move(
-            moves, verb="remove", actor=hub.author, detail=row.name, lease=lease, rows=rows
+        store.catalog.move(
+            moves, verb="remove", actor=store.author, detail=row.name, lease=lease, rows=rows
         )
         failpoint("remove.rows")
     finally:
-        hub.catalog.release(lease)
+        store.catalog.release(lease)
     if any(change.kind == VAULT for change in rows):
-        hub.catalog.scrub()
-    finish_pending_removals(hub)
+        store.catalog.scrub()
+    finish_pending_removals(store)
 
 
-def finish_pending_removals(hub: Hub) -> None:
+def finish_pending_removals(store: StoreContext) -> None:
     """Finish removals that a killed process started. No other row refers to the remains."""
-    for row in hub.catalog.rows(_REMOVING_KIND):
-        hub.bucket.delete([item.key for item in hub.bucket.list(f"archives/{row.key}/")])
+    for row in store.catalog.rows(_REMOVING_KIND):
+        store.bucket.delete([item.key for item in store.bucket.list(f"archives/{row.key}/")])
         failpoint("remove.archives")
         own = decode(list[str], row.value)
         for timeline in own:
-            drop_adapter_rows(hub.catalog, timeline)
-            working.forget_timeline(hub.cache, timeline)
-            state_cache.forget(hub.cache, timeline)
-        _drop_timelines(hub.catalog, own)
-        hub.catalog.drop_row(_REMOVING_KIND, row.key)
+            drop_adapter_rows(store.catalog, timeline)
+            working.forget_timeline(store.cache, timeline)
+            state_cache.forget(store.cache, timeline)
+        _drop_timelines(store.catalog, own)
+        store.catalog.drop_row(_REMOVING_KIND, row.key)
 
 
 def _inbox_row_changes(catalog: Catalog, id_: str) -> list[RowChange]:

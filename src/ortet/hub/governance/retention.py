@@ -19,8 +19,8 @@ from ortet.sessions.profiles import find_profile
 from ortet.sessions.table import ARCHIVED, CLOSED, PAUSED, SessionRow, check_agent
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
     from ortet.sessions.manager import SessionManager
+    from ortet.store.context import StoreContext
 
 _POLICY_KIND = "retention"
 _DAY_NS = 86_400 * 10**9
@@ -55,25 +55,25 @@ class RetainReport(msgspec.Struct, frozen=True):
     deeds: list[RetentionAction]
 
 
-def set_policy(hub: Hub, agent: str, policy: RetentionPolicy) -> RetentionPolicy:
+def set_policy(store: StoreContext, agent: str, policy: RetentionPolicy) -> RetentionPolicy:
     """Store the policy of an agent; see `Governance.retention`."""
     days = NUMBER._replace(kind="bad_age", description="a number of days from 0, or None for never")
     optional(days, keep_messages=policy.keep_messages, archive_after=policy.archive_after)
-    hub.catalog.put_row(_POLICY_KIND, check_agent(agent), encode(policy))
+    store.catalog.put_row(_POLICY_KIND, check_agent(agent), encode(policy))
     return policy
 
 
-def policy_of(hub: Hub, agent: str) -> RetentionPolicy:
+def policy_of(store: StoreContext, agent: str) -> RetentionPolicy:
     """Return the policy of an agent; by default everything is kept."""
-    row = hub.catalog.row(_POLICY_KIND, check_agent(agent))
+    row = store.catalog.row(_POLICY_KIND, check_agent(agent))
     return decode(RetentionPolicy, row.value) if row else RetentionPolicy()
 
 
-def policies(hub: Hub) -> dict[str, RetentionPolicy]:
+def policies(store: StoreContext) -> dict[str, RetentionPolicy]:
     """Return the policies of all agents that have one."""
     found: dict[str, RetentionPolicy] = {}
     after = ""
-    while page := hub.catalog.rows(_POLICY_KIND, after):
+    while page := store.catalog.rows(_POLICY_KIND, after):
         found |= {row.key: decode(RetentionPolicy, row.value) for row in page}
         after = page[-1].key
     return found
@@ -86,15 +86,15 @@ def retain(sessions: SessionManager, *, dry_run: bool) -> RetainReport:
         deeds += _apply_policy(sessions, row, dry_run=dry_run)
         failpoint("retain.session")
     if not dry_run and any(deed.what != "keep" for deed in deeds):
-        sessions.hub.catalog.reclaim()
+        sessions.store.catalog.reclaim()
     return RetainReport(dry_run, deeds)
 
 
 def _apply_policy(
     sessions: SessionManager, row: SessionRow, *, dry_run: bool
 ) -> list[RetentionAction]:
-    hub = sessions.hub
-    held = hold_of(hub, row.id)
+    store = sessions.store
+    held = hold_of(store, row.id)
     if held is not None:
         return [RetentionAction("keep", row.id, row.name, f"on hold: {held.why}")]
     if find_profile(row.profile).hold:
@@ -110,12 +110,12 @@ def _apply_policy(
 def _erase_archive_trim(
     sessions: SessionManager, row: SessionRow, *, dry_run: bool
 ) -> list[RetentionAction]:
-    hub, now = sessions.hub, sessions.hub.clock.now_ns()
-    policy = policy_of(hub, row.agent)
+    store, now = sessions.store, sessions.store.clock.now_ns()
+    policy = policy_of(store, row.agent)
     events = list(sessions.load(row).line.events())
     deeds: list[RetentionAction] = []
     old = _expired_seqs(events, policy.keep_messages, now)
-    if old and isinstance(hub.catalog, EpochFencedCatalog):
+    if old and isinstance(store.catalog, EpochFencedCatalog):
         why = f"said more than {policy.keep_messages:g} days ago, and hosts share the store: "
         deeds.append(
             RetentionAction("keep", row.id, row.name, why + "nothing is erased there", len(old))
@@ -134,7 +134,7 @@ def _erase_archive_trim(
             archive(sessions, row.id, why)
             return deeds
     base = sessions.load(row).line.base.seq
-    rows = hub.catalog.events(row.timeline, limit=base) if base and not late else []
+    rows = store.catalog.events(row.timeline, limit=base) if base and not late else []
     behind = [one for one in rows if one.seq <= base][: None if base < events[-1].seq else -1]
     if behind:
         deeds.append(RetentionAction("trim", row.id, row.name, "kept in commits", len(behind)))

@@ -19,8 +19,9 @@ from ortet.history.records import (
     Memory,
     State,
 )
+from ortet.history.refs import load_reflog_expiry
 from ortet.hub.governance.tombstones import ErasedEvent, Tombstone
-from ortet.hub.maintenance import gc_roots, load_reflog_expiry
+from ortet.hub.sweep import gc_roots
 from ortet.ids import Oid
 from ortet.journal.events import EventBody
 from ortet.journal.segments import iter_segments, unseal
@@ -29,25 +30,27 @@ from ortet.journal.state.state import SessionState
 from ortet.objects.base import Kind
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
     from ortet.sessions.manager import SessionManager
+    from ortet.store.context import StoreContext
 
 
-def reachable_journals(hub: Hub) -> list[JournalHead]:
+def reachable_journals(sessions: SessionManager) -> list[JournalHead]:
     """Return the journal heads of all reachable commits and sessions, shortest first."""
+    store = sessions.store
     found: dict[bytes, JournalHead] = {}
-    for state in _reachable_states(hub):
-        for journal in (state.journal, *(oid for _, oid in scope_journals(hub, state.memory))):
+    for state in _reachable_states(sessions):
+        for journal in (state.journal, *(oid for _, oid in scope_journals(store, state.memory))):
             if journal and journal not in found:
-                found[journal] = decode(JournalHead, hub.objects.get(Oid(journal)))
+                found[journal] = decode(JournalHead, store.objects.get(Oid(journal)))
     return sorted(found.values(), key=lambda one: (one.seq, one.segment))
 
 
-def _reachable_states(hub: Hub) -> Iterator[State]:
+def _reachable_states(sessions: SessionManager) -> Iterator[State]:
     """Yield the states of all reachable commits, and of journals that no commit holds yet."""
     seen: set[bytes] = set()
     todo: list[bytes] = []
-    for link in gc_roots(hub, load_reflog_expiry(hub)):
+    store = sessions.store
+    for link in gc_roots(sessions, load_reflog_expiry(store.catalog)):
         if link.kind is Kind.COMMIT:
             todo.append(link.oid)
         elif link.kind is Kind.JOURNAL:
@@ -59,43 +62,47 @@ def _reachable_states(hub: Hub) -> Iterator[State]:
         if oid in seen:
             continue
         seen.add(oid)
-        commit = decode(Commit, hub.objects.get(Oid(oid)))
+        commit = decode(Commit, store.objects.get(Oid(oid)))
         todo += commit.parents
-        yield decode(State, hub.objects.get(commit.state))
+        yield decode(State, store.objects.get(commit.state))
 
 
-def scope_journals(hub: Hub, memory: bytes) -> list[tuple[str, bytes]]:
+def scope_journals(store: StoreContext, memory: bytes) -> list[tuple[str, bytes]]:
     """Return (scope name, journal oid) for the shared memories in a memory record."""
-    return decode(Memory, hub.objects.get(Oid(memory))).scopes if memory else []
+    return decode(Memory, store.objects.get(Oid(memory))).scopes if memory else []
 
 
-def shared_segments(hub: Hub) -> Iterator[tuple[str, JournalSegment]]:
+def shared_segments(sessions: SessionManager) -> Iterator[tuple[str, JournalSegment]]:
     """Yield (scope name, segment) of all shared memories in commits, each segment once.
 
     Events of another store's shared memory exist only there.
     """
-    memories = {state.memory for state in _reachable_states(hub)}
-    held = {pair for memory in memories for pair in scope_journals(hub, memory)}
+    store = sessions.store
+    memories = {state.memory for state in _reachable_states(sessions)}
+    held = {pair for memory in memories for pair in scope_journals(store, memory)}
     seen: set[bytes] = set()
     for name, oid in sorted(held):
-        journal = decode(JournalHead, hub.objects.get(Oid(oid)))
-        for at, segment in iter_segments(hub.objects, journal.segment):
+        journal = decode(JournalHead, store.objects.get(Oid(oid)))
+        for at, segment in iter_segments(store.objects, journal.segment):
             if at in seen:
                 break
             seen.add(at)
             yield name, segment
 
 
-def sealed_rows(hub: Hub, timelines: Collection[str]) -> Iterator[tuple[str, EventRow]]:
+def sealed_rows(
+    sessions: SessionManager, timelines: Collection[str]
+) -> Iterator[tuple[str, EventRow]]:
     """Yield (timeline, row) of these timelines from all reachable commits."""
+    store = sessions.store
     seen: set[bytes] = set()
-    for journal in reachable_journals(hub) if timelines else ():
-        for oid, segment in iter_segments(hub.objects, journal.segment):
+    for journal in reachable_journals(sessions) if timelines else ():
+        for oid, segment in iter_segments(store.objects, journal.segment):
             if oid in seen:
                 break
             seen.add(oid)
             if segment.timeline.hex() in timelines:
-                yield from ((segment.timeline.hex(), row) for row in unseal(hub.objects, segment))
+                yield from ((segment.timeline.hex(), row) for row in unseal(store.objects, segment))
 
 
 def replace_objects(
@@ -109,19 +116,19 @@ def replace_objects(
     Returns:
         Unsigned tombstones, one for each replaced object.
     """
-    hub = sessions.hub
+    store = sessions.store
     meant: dict[str, set[int]] = {}
     for event in events:
         meant.setdefault(event.timeline, set()).add(event.seq)
     work = _ObjectRewriter(sessions, meant, by)
-    all_ = reachable_journals(hub)
+    all_ = reachable_journals(sessions)
     for journal in all_:
         for oid, segment in work.new_segments(journal):
             work.rewrite_segment(oid, segment)
     for journal in all_:
         work.rewrite_fold(journal)
     failpoint("erase.objects")
-    hub.objects.flush()
+    store.objects.flush()
     return work.tombstones
 
 
@@ -131,7 +138,7 @@ class _ObjectRewriter:
     ) -> None:
         self.tombstones: list[Tombstone] = []
         self._sessions = sessions
-        self._objects = sessions.hub.objects
+        self._objects = sessions.store.objects
         self._erased_seqs = erased_seqs
         self._by = by
         self._visited_segments: set[bytes] = set()
@@ -205,7 +212,7 @@ class _ObjectRewriter:
 
         That is `old` itself, or its replacement by an earlier erasure.
         """
-        hub = self._sessions.hub
+        store = self._sessions.store
         self.tombstones.append(
             Tombstone(
                 old=self._objects.replacement_of(old),
@@ -213,7 +220,7 @@ class _ObjectRewriter:
                 kind=int(kind),
                 timeline=timeline,
                 seqs=list(seqs),
-                time=hub.clock.now_ns(),
+                time=store.clock.now_ns(),
                 by=self._by,
             )
         )

@@ -1,41 +1,34 @@
-"""Verbs of `Hub` that govern recorded data: audit, erase, archive, retention and export."""
+"""Verbs of the hub that govern recorded data: audit, erase, archive, retention and export."""
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ortet._util.validation import CALLABLE, FLAG, LIST, PATH, TEXT, optional, require
+from ortet._util.validation import FLAG, LIST, PATH, TEXT, optional, require
 
 if TYPE_CHECKING:
-    from ortet.backends.base import RowChange
-    from ortet.history.transfer.bundle import BundleImport
-    from ortet.hub.governance.archive import ArchiveRecord
     from ortet.hub.governance.audit import AuditReport
     from ortet.hub.governance.holds import Hold
     from ortet.hub.governance.retention import RetainReport, RetentionPolicy
     from ortet.hub.governance.tombstones import ErasureReceipt
-    from ortet.journal.reports.checkpoint import AgentCheckpoint
-    from ortet.journal.state.records import Message
-    from ortet.objects.base import ObjectRef
     from ortet.sessions.actions.bill import Bill, GroupBy, Since
     from ortet.sessions.manager import SessionManager
     from ortet.sessions.reader import SessionReader
-    from ortet.sessions.session import Session
+    from ortet.sessions.results import ArchiveRecord
     from ortet.sessions.table import SessionRow
 
 
-class Governance(ABC):
-    """Base class of `Hub` for governance verbs. Imports happen in the verbs."""
+class Governance:
+    """Audit, erasure, archives, retention and data sets. Imports happen in the verbs."""
 
-    @abstractmethod
-    def _session_manager(self) -> SessionManager: ...
+    def __init__(self, sessions: SessionManager) -> None:
+        self._sessions = sessions
 
     def _resolve_session(self, session: str | SessionReader) -> str:
-        return self._session_manager().table.resolve(session)
+        return self._sessions.table.resolve(session)
 
     def audit(self, session: str | SessionReader) -> AuditReport:
         """Check the whole hash chain of a session, and list who did what, when and why.
@@ -51,7 +44,7 @@ class Governance(ABC):
         """
         from ortet.hub.governance.audit import audit
 
-        return audit(self._session_manager(), self._resolve_session(session))
+        return audit(self._sessions, self._resolve_session(session))
 
     def erase(
         self,
@@ -86,7 +79,7 @@ class Governance(ABC):
         optional(TEXT, user=user)
         optional(LIST, seqs=seqs)
         return erase(
-            self._session_manager(),
+            self._sessions,
             None if session is None else self._resolve_session(session),
             seqs,
             user,
@@ -104,99 +97,7 @@ class Governance(ABC):
         """
         from ortet.sessions.actions.bill import bill
 
-        return bill(self._session_manager().hub.catalog, since, by)
-
-    def unsealed_objects(self) -> Iterator[ObjectRef]:
-        """Yield objects that only events outside of commits refer to. A sweep keeps them."""
-        from ortet.hub.governance.erase import unsealed_objects
-
-        return unsealed_objects(self._session_manager())
-
-    def check_event_chains(self) -> Iterable[tuple[str, str]]:
-        """Return (where, what) for each problem in the events of all sessions."""
-        from ortet.hub.governance.audit import check_event_chains
-
-        return check_event_chains(self._session_manager())
-
-    def adopt_erasures(self, imported: BundleImport, name: str) -> list[RowChange]:
-        """Return rows that record the erasures of the store that a bundle comes from.
-
-        Args:
-            imported: Result of the import.
-            name: Name of the bundle or store, for the records.
-        """
-        from ortet.hub.governance.adopting import adopt_erasures
-
-        return adopt_erasures(self._session_manager(), imported, name)
-
-    # stateless use: no process keeps the session open
-
-    def turn(
-        self,
-        session: str,
-        message: Any,
-        *,
-        role: str = "user",
-        agent: str = "default",
-        reply: Callable[[Session], Any] | None = None,
-    ) -> list[Message]:
-        """Run one turn of a conversation: open the session, say the message, commit, release it.
-
-        Any process can run the next turn.
-
-        Args:
-            session: Name of the session. It is created if it does not exist.
-            message: Content of the message.
-            role: Role of the message.
-            agent: Agent of the session.
-            reply: Function that gets the open session and returns the answer of the assistant.
-
-        Returns:
-            The message, and the answer if `reply` is given.
-
-        Raises:
-            Invalid: kind "no_reply", if `reply` returns None.
-            Refused: kind "lease_held", if another process has the session open.
-        """
-        from ortet.sessions.portable.carry_token import turn
-
-        optional(CALLABLE, reply=reply)
-        return turn(self._session_manager(), session, message, role=role, agent=agent, reply=reply)
-
-    def from_carry(self, text: str) -> Session:
-        """Open the session that a carry token describes. `Session.carry` makes the token.
-
-        Args:
-            text: The carry token.
-
-        Raises:
-            Refused: kind "bad_carry", if the token was changed.
-            Conflict: kind "stale_carry", if the store has newer events.
-            Unsupported: kind "newer_carry", if a later release made the token.
-        """
-        from ortet.sessions.portable.carry_token import from_carry
-
-        return from_carry(self._session_manager(), text)
-
-    def from_checkpoint(
-        self, checkpoint: AgentCheckpoint | str | bytes, *, name: str = "", agent: str = ""
-    ) -> Session:
-        """Create a session with the state of a checkpoint, and open it.
-
-        Effects that were executed once are not executed again, here or in another store. Unsettled
-        effects stay unsettled.
-
-        Args:
-            checkpoint: The checkpoint, or its JSON text.
-            name: Name of the new session. The default is the name in the checkpoint.
-            agent: Agent of the new session. The default is the agent in the checkpoint.
-
-        Raises:
-            Invalid: kind "bad_checkpoint". The message names the wrong field. Nothing is created.
-        """
-        from ortet.sessions.portable.checkpoint import from_checkpoint
-
-        return from_checkpoint(self._session_manager(), checkpoint, name, agent)
+        return bill(self._sessions.store.catalog, since, by)
 
     # retention
 
@@ -216,7 +117,7 @@ class Governance(ABC):
         """
         from ortet.hub.governance.archive import archive
 
-        return archive(self._session_manager(), self._resolve_session(session), why)
+        return archive(self._sessions, self._resolve_session(session), why)
 
     def unarchive(self, session: str | SessionReader) -> SessionRow:
         """Restore an archived session. It is paused, or closed if it was closed before.
@@ -226,7 +127,7 @@ class Governance(ABC):
         """
         from ortet.hub.governance.archive import unarchive
 
-        return unarchive(self._session_manager(), self._resolve_session(session))
+        return unarchive(self._sessions, self._resolve_session(session))
 
     def remove(self, session: str | SessionReader) -> None:
         """Remove a session and its events. Its commits stay until their reflog entries expire.
@@ -236,7 +137,7 @@ class Governance(ABC):
         """
         from ortet.hub.governance.remove import remove
 
-        remove(self._session_manager(), self._resolve_session(session))
+        remove(self._sessions, self._resolve_session(session))
 
     def retention(
         self,
@@ -257,20 +158,20 @@ class Governance(ABC):
         from ortet.hub.governance.retention import RetentionPolicy, set_policy
 
         return set_policy(
-            self._session_manager().hub, agent, RetentionPolicy(keep_messages, archive_after)
+            self._sessions.store, agent, RetentionPolicy(keep_messages, archive_after)
         )
 
     def hold(self, session: str | SessionReader, why: str = "") -> Hold:
         """Put a session on hold until `release`: nothing of it is erased, archived or removed."""
         from ortet.hub.governance.holds import hold
 
-        return hold(self._session_manager(), self._resolve_session(session), why)
+        return hold(self._sessions, self._resolve_session(session), why)
 
     def release(self, session: str | SessionReader) -> None:
         """End the hold of a session."""
         from ortet.hub.governance.holds import release_hold
 
-        release_hold(self._session_manager().hub, self._resolve_session(session))
+        release_hold(self._sessions.store, self._resolve_session(session))
 
     def retain(self, *, dry_run: bool = False) -> RetainReport:
         """Apply the policies of all agents: erase, archive, and trim rows that commits contain.
@@ -284,7 +185,7 @@ class Governance(ABC):
         from ortet.hub.governance.retention import retain
 
         require(FLAG, dry_run=dry_run)
-        return retain(self._session_manager(), dry_run=dry_run)
+        return retain(self._sessions, dry_run=dry_run)
 
     def export_jsonl(
         self, path: str | os.PathLike[str], *, sessions: Sequence[str] | None = None
@@ -307,4 +208,4 @@ class Governance(ABC):
         require(PATH, path=path)
         optional(LIST, sessions=sessions)
         ids = None if sessions is None else [self._resolve_session(one) for one in sessions]
-        return export_jsonl(self._session_manager(), Path(path), ids)
+        return export_jsonl(self._sessions, Path(path), ids)

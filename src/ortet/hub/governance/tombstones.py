@@ -6,30 +6,23 @@ Both are signed with the secret of the store.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
-from threading import get_ident
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from ortet._util.codec import Hasher, decode, encode
+from ortet._util.codec import decode, encode
 from ortet.backends.base import Catalog, RowChange
 from ortet.backends.sweep_epoch import EpochFencedCatalog
-from ortet.errors import Conflict, Corrupt
-from ortet.ids import Oid, Random, from_hex
-from ortet.objects.tail import sync_directory
+from ortet.errors import Corrupt
+from ortet.ids import Oid, from_hex
+from ortet.store.signing import store_signer
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
+    from ortet.store.context import StoreContext
 
 TOMBSTONE_KIND, RECEIPT_KIND, PENDING_KIND = "tombstone", "erasure", "erasing"
 """Row kinds: a replaced object, a finished erasure, and an erasure that is not finished."""
-
-SECRET_BYTES = 32
-_SECRET_ROW = ("store", "secret")
 
 
 class Tombstone(msgspec.Struct, frozen=True):
@@ -91,86 +84,6 @@ class PendingErasure(msgspec.Struct, frozen=True):
     signature: bytes = b""
 
 
-def load_or_create_secret(root: Path, random: Random) -> bytes:
-    """Return the key that this store signs with; create it at first use.
-
-    It is never part of a commit or bundle.
-    """
-    file = root / "local" / "secret"
-    with suppress(FileNotFoundError):
-        return _check_secret(file, file.read_bytes())
-    part = file.with_name(f"secret.{os.getpid()}.{get_ident()}")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        written = os.write(fd, random(SECRET_BYTES))
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    if written == SECRET_BYTES:  # on a full disk a partial key must not be kept
-        with suppress(FileExistsError):  # another process was faster; use its key
-            os.link(part, file)
-    part.unlink()
-    sync_directory(file.parent)
-    return _check_secret(file, file.read_bytes())
-
-
-def _check_secret(file: Path, secret: bytes) -> bytes:
-    if len(secret) != SECRET_BYTES:
-        raise Corrupt("bad_secret", f"{file} is damaged: restore it from a copy")
-    return secret
-
-
-class Signer:
-    """Signs records with the store secret, which is needed to make a valid record."""
-
-    def __init__(self, secret: bytes) -> None:
-        self._hasher = Hasher(secret)
-
-    def sign(self, data: bytes) -> bytes:
-        return self._hasher.oid(data)
-
-    def sign_tombstone(self, record: Tombstone) -> Tombstone:
-        return msgspec.structs.replace(record, signature=self._signature(record))
-
-    def sign_receipt(self, record: ErasureReceipt) -> ErasureReceipt:
-        return msgspec.structs.replace(record, signature=self._signature(record))
-
-    def sign_pending(self, record: PendingErasure) -> PendingErasure:
-        return msgspec.structs.replace(record, signature=self._signature(record))
-
-    def has_valid_signature(self, record: Tombstone | ErasureReceipt | PendingErasure) -> bool:
-        return record.signature == self._signature(record)
-
-    def _signature(self, record: Tombstone | ErasureReceipt | PendingErasure) -> bytes:
-        return self.sign(encode(msgspec.structs.replace(record, signature=b"")))
-
-
-def store_signer(hub: Hub) -> Signer:
-    """Return a signer with the secret of the store.
-
-    The secret is a file of the store, or a catalog row if several hosts share the store.
-    """
-    if isinstance(hub.catalog, EpochFencedCatalog):
-        return Signer(shared_secret(hub.catalog, hub.random))
-    hub.objects.require_exclusive("what is signed with the store's secret")
-    return Signer(load_or_create_secret(hub.root, hub.random))
-
-
-def shared_secret(catalog: Catalog, random: Random) -> bytes:
-    """Return the secret of a shared store; create it at first use.
-
-    Everybody who can read the tables can sign. The connection log of the database shows who did.
-    """
-    row = catalog.row(*_SECRET_ROW)
-    if row is None:
-        with suppress(Conflict):  # another process was faster
-            catalog.put_row(*_SECRET_ROW, random(SECRET_BYTES), expect=0)
-        return shared_secret(catalog, random)
-    if len(row.value) != SECRET_BYTES:
-        raise Corrupt("bad_secret", "the secret in the catalog is damaged: restore it from a copy")
-    return row.value
-
-
 def replacement_of(catalog: Catalog, oid: Oid) -> Oid | None:
     """Return the object that replaces an erased one, or None if it was not erased.
 
@@ -209,16 +122,19 @@ def record_row(record: Tombstone | ErasureReceipt) -> RowChange:
     return RowChange(RECEIPT_KIND, record.id, encode(record))
 
 
-def erased_events(hub: Hub) -> set[tuple[str, int]]:
+def erased_events(store: StoreContext) -> set[tuple[str, int]]:
     """Return (timeline, seq) of every event that was erased in this store.
 
     A missing body of any other event is damage. Raises Corrupt if a record has a wrong signature.
     """
     # A remote hub has no secret and trusts its server. `ortet verify` on the server checks.
-    far = hub.objects.is_remote and not isinstance(hub.catalog, EpochFencedCatalog)
-    mine = None if far else store_signer(hub)
+    far = store.objects.is_remote and not isinstance(store.catalog, EpochFencedCatalog)
+    mine = None if far else store_signer(store)
     found: set[tuple[str, int]] = set()
-    records: list[Tombstone | ErasureReceipt] = [*tombstones(hub.catalog), *receipts(hub.catalog)]
+    records: list[Tombstone | ErasureReceipt] = [
+        *tombstones(store.catalog),
+        *receipts(store.catalog),
+    ]
     for record in records:
         if mine is not None and not mine.has_valid_signature(record):
             raise Corrupt(
@@ -230,7 +146,7 @@ def erased_events(hub: Hub) -> set[tuple[str, int]]:
             found.update((one.timeline, one.seq) for one in record.events)
         else:
             found.update((record.timeline, seq) for seq in record.seqs)
-    for row in hub.catalog.rows(
+    for row in store.catalog.rows(
         PENDING_KIND
     ):  # interrupted: only some of its events are erased yet
         pending = decode(PendingErasure, row.value)

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from ortet.errors import Invalid, OrtetError
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.integrations._shared.session_pool import AdapterSessionPool
 from ortet.journal.conversation.compaction import (
     Compaction,
@@ -120,7 +120,7 @@ def append_messages(session: Session, messages: Sequence[dict[str, Any]]) -> lis
     if not messages:
         return []
     if not is_large(messages):
-        author = session.hub.author
+        author = session.store.author
         events = append_events(session, [Draft("message", _data(one), author) for one in messages])
     else:
         events = append_stored_events(session, lambda: drafts_of(session, messages))
@@ -144,7 +144,7 @@ def _commit_periodically(session: Session) -> None:
 def drafts_of(session: Session, messages: Sequence[dict[str, Any]]) -> list[Draft]:
     """Return the events of messages and store large contents. Call it inside `hub.writing()`."""
     return bulk_import.drafts_of(
-        session.hub, [EventInput("message", _data(one)) for one in messages]
+        hub_of(session).store, [EventInput("message", _data(one)) for one in messages]
     )
 
 
@@ -175,18 +175,18 @@ def append_stored_events(
     session._begin_change()
 
     def tell() -> list[Event]:
-        with session.hub.writing():
+        with session.store.writing():
             # A sweep must not delete the contents before the events refer to them.
             return session._writer.add(*make_drafts())
 
-    events = run_with_sweep_retry(session.hub, tell)
+    events = run_with_sweep_retry(hub_of(session).store, tell)
     session._auto_commit_if_due(events[-1].kind, events[-1].data)
     return events
 
 
 def load_full_message(view: SessionReader, message: Message) -> Message:
     """Return a message with its full content, however large."""
-    told = stored_data(view.hub, message.extra)
+    told = stored_data(hub_of(view).store, message.extra)
     return message if told is None else msgspec.structs.replace(message, **{"extra": {}, **told})
 
 
@@ -222,10 +222,10 @@ def clear_context(session: Session, replacement: Sequence[dict[str, Any]] = ()) 
         first=events[0].seq if events else last,
         last=events[-1].seq if events else last,
         count=len(events),
-        digest=digest_of(events, session.hub.objects.hasher),
+        digest=digest_of(events, session.store.objects.hasher),
         summary="",
         before=core.summary,
     )
-    record = Draft("compaction", compaction_data(past), session.hub.author)
+    record = Draft("compaction", compaction_data(past), session.store.author)
     append_stored_events(session, lambda: [record, *drafts_of(session, replacement)])
     return True

@@ -44,8 +44,7 @@ from ortet.config.environment import open_hub
 from ortet.errors import Conflict, Corrupt, Invalid, OrtetError, Refused, Unavailable
 from ortet.hub.hub import Hub
 from ortet.journal.event_log import EventLog
-from ortet.sessions.history import cross_host_files
-from ortet.sessions.history.participants import load_event_log
+from ortet.sessions.history.load import load_event_log
 from ortet.sessions.profiles import OpenOptions
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
@@ -55,7 +54,6 @@ from ortet.sessions.writing.lease_handover import (
     RETRY_SECONDS,
     LeaseRequest,
     LeaseRequests,
-    is_shared_store,
     release_for_handover,
     released_topic,
     request_handover,
@@ -100,7 +98,7 @@ def _part(id_: str) -> str:
 
 # Helpers of the adapter session pool: pooled session, lease waiting, maintenance thread.
 
-_PRELOADED_MODULES = socket, cross_host_files
+_PRELOADED_MODULES = (socket,)
 """Modules that the maintenance thread uses, loaded before the thread starts.
 
 If the thread imported a module while another thread forks, the import lock would stay held in the
@@ -140,7 +138,7 @@ class PooledSession:
             holding.renew_if_due()
         except Refused:
             return False
-        held = self.session.hub.catalog.lease(holding.lease.name)
+        held = self.session.store.catalog.lease(holding.lease.name)
         mine = holding.lease
         found = held is not None and (held.owner, held.fence) == (mine.owner, mine.fence)
         self._lease_checked_at = now if found else 0.0
@@ -168,7 +166,7 @@ class SessionLeaseWaiter:
         rest = self._deadline - time.monotonic()
         if rest <= 0:
             return None
-        self._request = self._request or LeaseRequest(hub, session)
+        self._request = self._request or LeaseRequest(hub.store, session)
         signal, topic = hub.signal, released_topic(session)
         token = signal.token(topic)
         pause = min(rest, self._request.send())
@@ -207,7 +205,7 @@ def run_pool_maintenance(
     token, going = 0, True
     signal, requests = (
         hub.signal.with_prefix(HANDOVER_TOPIC),
-        LeaseRequests(hub) if is_shared_store(hub) else None,
+        LeaseRequests(hub.store) if hub.store.is_shared else None,
     )
     pause = min(RETRY_SECONDS, pause) if requests else pause
     del hub  # Drop this reference: the owner closes the hub, and then it can be collected.
@@ -280,13 +278,13 @@ def commit_if_long(session: Session) -> None:
 
 def hub_open_options(hub: Hub) -> dict[str, Any]:
     """Return the options for opening the same store a second time."""
-    parts = require_hub(hub)._store
+    parts = require_hub(hub).store
     return {
         "create": False,
         "clock": parts.clock,
         "random": parts.random,
         "environ": parts.environ,
-        "embedder": parts.embedder,
+        "embedder": hub.session_manager.embedder,
     }
 
 
@@ -402,7 +400,7 @@ class AdapterSessionPool:
         """
         with self.hub() as hub:
             held = self.find_open(name)
-            yield held if held is not None else hub._session_manager().get(self._row(hub, name).id)
+            yield held if held is not None else hub.session_manager.get(self._row(hub, name).id)
 
     @contextmanager
     def hub(self) -> Iterator[Hub]:
@@ -430,12 +428,12 @@ class AdapterSessionPool:
         hub = self._get_hub()
         if (held := self.find_open(name)) is not None:
             return held.row, held.event_log, held._writer.tip.seq
-        row = hub._session_manager().table.find(self.agent, name)
-        return None if row is None else (row, load_event_log(hub._session_manager(), row)[0], None)
+        row = hub.session_manager.table.find(self.agent, name)
+        return None if row is None else (row, load_event_log(hub.session_manager, row)[0], None)
 
     def exists(self, name: str) -> bool:
         with self.hub() as hub:
-            return name in self._open_sessions or hub._session_manager().table.is_taken(
+            return name in self._open_sessions or hub.session_manager.table.is_taken(
                 self.agent, name
             )
 
@@ -520,11 +518,11 @@ class AdapterSessionPool:
             )
         if self._own_hub is None:
             self._own_hub = open_hub(self._url, **self._hub_options)
-            self._own_hub.allows_lease_handover = True
+            self._own_hub.store.allows_lease_handover = True
         return self._own_hub
 
     def _row(self, hub: Hub, name: str) -> SessionRow:
-        row = hub._session_manager().table.find(self.agent, name)
+        row = hub.session_manager.table.find(self.agent, name)
         if row is None:
             raise no_session(name)
         return row
@@ -565,11 +563,11 @@ class AdapterSessionPool:
         hub = self._own_hub
         if not isinstance(error, Refused) or error.kind != "lease_held" or not hub:
             return None
-        row = hub._session_manager().table.find(self.agent, name)
+        row = hub.session_manager.table.find(self.agent, name)
         return None if row is None else lease_waiter.next_wait(hub, row.id)
 
     def _open(self, hub: Hub, name: str, create: bool, options: dict[str, Any]) -> Session:
-        minds = hub._session_manager()
+        minds = hub.session_manager
         row = minds.table.find(self.agent, name)
         if row is None:
             if not create:
@@ -644,7 +642,7 @@ class AdapterSessionPool:
             self._hand_over(name, pooled, lease_lost=lease_lost)
 
     def _hand_over(self, name: str, pooled: PooledSession, *, lease_lost: bool = False) -> None:
-        signal, id_ = pooled.session.hub.signal, pooled.session.id
+        signal, id_ = pooled.session.store.signal, pooled.session.id
         try:
             if lease_lost:
                 pooled.session.abandon()

@@ -11,7 +11,7 @@ from google.adk.errors.input_validation_error import InputValidationError
 from google.genai import types
 
 from ortet.errors import NotFound
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.integrations.adk.events import decode_field, encode_field, plain_state
 from ortet.integrations.adk.sessions import adk_session_name, get_adk_session_pool, run_in_thread
 from ortet.journal.state.records import Artifact
@@ -252,13 +252,15 @@ def _build_part(view: SessionReader, artifact: Artifact) -> types.Part:
     media = details.get("media", artifact.media or None)
     part = types.Part.model_validate(data)
     if artifact.kind == TEXT:
-        part.text = content_of(view.hub.objects, artifact).decode("utf-8", "surrogatepass")
+        part.text = content_of(view.store.objects, artifact).decode("utf-8", "surrogatepass")
     elif artifact.kind == LINK:
         file = {"file_uri": artifact.link or None, "mime_type": media, **details.get("file", {})}
         part.file_data = types.FileData.model_validate(file)
     else:
         part.inline_data = types.Blob(
-            mime_type=media, data=content_of(view.hub.objects, artifact), **details.get("blob", {})
+            mime_type=media,
+            data=content_of(view.store.objects, artifact),
+            **details.get("blob", {}),
         )
     return part
 
@@ -267,7 +269,7 @@ def _details(view: SessionReader, artifact: Artifact) -> dict[str, Any]:
     """Return the extra fields from the event before the artifact, if that belongs to it."""
     for event in view.events(max(0, artifact.seq - 2), artifact.seq - 1):
         if event.kind == DETAILS and not event.erased:
-            data = full_data(view.hub, event)
+            data = full_data(hub_of(view).store, event)
             if (data.get("name"), data.get("version")) == (artifact.name, artifact.version):
                 found: dict[str, Any] = decode_field("details", data)
                 return found

@@ -109,7 +109,7 @@ def data_of(hub: Hub, event: Event) -> dict[str, Any] | None:
     """Return the ADK event of a journal event as plain data; None if it is not one."""
     if event.erased or event.waiting or event.kind not in ("message", EVENT):
         return None
-    data = full_data(hub, event)
+    data = full_data(hub.store, event)
     if event.kind == EVENT:
         found: dict[str, Any] = decode_field("event", data)
         return found

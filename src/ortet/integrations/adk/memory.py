@@ -15,7 +15,7 @@ from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.sessions import Session as AdkSession
 
 from ortet.errors import NotFound
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.integrations.adk.events import (
     EVENT,
     data_of,
@@ -144,7 +144,7 @@ class OrtetMemoryService(BaseMemoryService):
             id_ = view.id
             for event in view.events():
                 if event.kind in ("message", EVENT):
-                    found = data_of(view.hub, event)
+                    found = data_of(hub_of(view), event)
                     if found is not None and found["id"] in ids:
                         ids.discard(found["id"])
                         seq = event.seq
@@ -170,7 +170,7 @@ class OrtetMemoryService(BaseMemoryService):
             for memory in memories:
                 entry = memory.model_dump(mode="json", exclude_none=True)
                 entry["custom_metadata"] = {**more, **plain_state(memory.custom_metadata)}
-                entry["id"] = memory.id or session.hub.new_id()
+                entry["id"] = memory.id or session.store.new_id()
                 fact = {"id": entry["id"], "text": spoken_text(memory.content), "about": ""}
                 told += [
                     EventInput("fact", fact),
@@ -191,13 +191,15 @@ class OrtetMemoryService(BaseMemoryService):
             return []
         with suppress(NotFound), self._pool.reading(memory_name) as view:
             known = self._catch_up(view)
-            reach = list(self._recall_scope(view.hub, memory_name, known))
+            reach = list(self._recall_scope(hub_of(view), memory_name, known))
             k = self._k + len(known.forgotten_ids)
             asked = recall.parse_query(
                 query, k, tiers=None, at=None, on=None, since=None, scope=None
             )
-            hits = recall.recall(view.hub._session_manager(), reach, asked, explain=False)
-            entries = {one.id: one for one in map(partial(_entry, view.hub, reach), hits) if one}
+            hits = recall.recall(hub_of(view).session_manager, reach, asked, explain=False)
+            entries = {
+                one.id: one for one in map(partial(_entry, hub_of(view), reach), hits) if one
+            }
             return [one for id_, one in entries.items() if id_ not in known.forgotten_ids][
                 : self._k
             ]
@@ -206,7 +208,7 @@ class OrtetMemoryService(BaseMemoryService):
     def _recall_scope(
         self, hub: Hub, memory_name: str, memory: _UserMemory
     ) -> Iterable[recall.SearchableLog]:
-        minds = hub._session_manager()
+        minds = hub.session_manager
         for name, (id_, upto) in [(memory_name, ("", 0)), *memory.added_sessions.items()]:
             row = minds.table.find(self._pool.agent, name)
             if row is not None and id_ in ("", row.id):
@@ -223,7 +225,7 @@ class OrtetMemoryService(BaseMemoryService):
             known = _UserMemory(timeline)
         upto = view.state.core.events
         for event in view.events(known.seq, upto) if known.seq < upto else ():
-            known.apply(view.hub, event)
+            known.apply(hub_of(view), event)
         known.seq = upto
         # Move it to the end: the order is least recently used first.
         self._memories[view.name] = known
@@ -236,9 +238,9 @@ def _entry(hub: Hub, reach: Sequence[recall.SearchableLog], hit: RecallHit) -> M
     """Convert a hit to an ADK memory entry; None if it is not from a service of this package."""
     holder = next(one for one in reach if _is_source(one.row, hit))
     last = hit.source.seq + 1 if hit.tier == "semantic" else hit.source.seq
-    for event in holder.events(hub._session_manager(), hit.source.seq - 1, last):
+    for event in holder.events(hub.session_manager, hit.source.seq - 1, last):
         if event.kind == MEMORY_ENTRY:
-            return MemoryEntry.model_validate(decode_field("entry", full_data(hub, event)))
+            return MemoryEntry.model_validate(decode_field("entry", full_data(hub.store, event)))
         found = event_of(hub, event)
         if found is not None and found.content is not None:
             when = datetime.fromtimestamp(found.timestamp, UTC).isoformat()

@@ -19,7 +19,7 @@ from google.adk.sessions.base_session_service import GetSessionConfig, ListSessi
 
 from ortet.backends.base import RowChange
 from ortet.errors import Invalid, NotFound
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.ids import from_hex
 from ortet.integrations._shared.session_pool import AdapterSessionPool, require_hub, session_name
 from ortet.integrations._shared.whole import to_thread_shielded
@@ -70,7 +70,7 @@ class AdkSessionState:
 
     def apply(self, hub: Hub, event: Event) -> None:
         if event.kind == SESSION_EVENT and not event.erased:
-            data = full_data(hub, event)
+            data = full_data(hub.store, event)
             self.ids, self.has_begun = (data["app"], data["user"], data["session"]), True
             if "forked_from" not in data:
                 self._state = decode_field("state", data)
@@ -98,7 +98,7 @@ def catch_up(state: AdkSessionState | None, view: SessionReader) -> AdkSessionSt
         state = AdkSessionState(view.row.timeline)
     if state.seq < upto:
         for event in view.events(state.seq, upto):
-            state.apply(view.hub, event)
+            state.apply(hub_of(view), event)
         state.seq = upto
     return state
 
@@ -268,17 +268,17 @@ class OrtetSessionService(BaseSessionService):
             append_events(
                 session,
                 [EventInput(SESSION_EVENT, data)],
-                rows=self._rows(session.hub, app, user, parts),
+                rows=self._rows(hub_of(session), app, user, parts),
             )
             known = self._catch_up(name, session)
-            return self._build_session(session.hub, known, [])
+            return self._build_session(hub_of(session), known, [])
 
     def _get(self, app: str, user: str, id_: str, config: GetSessionConfig) -> AdkSession | None:
         name = adk_session_name(app, user, id_)
         with suppress(NotFound), self._pool.reading(name) as view:
             known = self._catch_up(name, view)
             if known.has_begun:
-                return self._build_session(view.hub, known, list(_events(view, known, config)))
+                return self._build_session(hub_of(view), known, list(_events(view, known, config)))
         return None
 
     def _list(self, app: str, user: str | None) -> list[AdkSession]:
@@ -290,7 +290,7 @@ class OrtetSessionService(BaseSessionService):
                 with suppress(NotFound), self._pool.reading(other) as view:
                     known = self._catch_up(other, view)
                     if known.has_begun and adk_session_name(*known.ids) == other:
-                        found.append(self._build_session(view.hub, known, []))
+                        found.append(self._build_session(hub_of(view), known, []))
         return sorted(found, key=lambda one: (one.last_update_time, one.user_id, one.id))
 
     def _delete(self, name: str) -> None:
@@ -312,7 +312,7 @@ class OrtetSessionService(BaseSessionService):
                 if _is_appended(ours, known, event):
                     return
                 _check_fresh(session, known)
-                append_events(ours, [telling], rows=self._rows(ours.hub, app, user, parts))
+                append_events(ours, [telling], rows=self._rows(hub_of(ours), app, user, parts))
                 known = self._catch_up(name, ours)
                 session.last_update_time = known.updated
                 session._storage_update_marker = known.marker
@@ -338,14 +338,14 @@ class OrtetSessionService(BaseSessionService):
                 append_events(copy, [EventInput(SESSION_EVENT, data)])
                 known = self._catch_up(copied, copy)
                 return self._build_session(
-                    copy.hub, known, list(_events(copy, known, GetSessionConfig()))
+                    hub_of(copy), known, list(_events(copy, known, GetSessionConfig()))
                 )
         except NotFound as error:
             raise SessionNotFoundError(f"Session {id_} not found.") from error
 
     def _rows(self, hub: Hub, app: str, user: str, parts: states.ScopedState) -> list[RowChange]:
         """Return the state rows with secrets redacted, as in the journal."""
-        return states.changes(app, user, states.ScopedState(*map(hub.redact, parts)))
+        return states.changes(app, user, states.ScopedState(*map(hub.store.secrets.redact, parts)))
 
     def _catch_up(self, name: str, view: SessionReader) -> AdkSessionState:
         known = catch_up(self._states.pop(name, None), view)
@@ -379,7 +379,7 @@ def _events(
         return
     first = state.seqs[0] if wanted is None else state.seqs[-wanted:][0]
     for event in view.events(first - 1, state.seqs[-1]):
-        found = event_of(view.hub, event)
+        found = event_of(hub_of(view), event)
         if found is not None and found.timestamp >= (config.after_timestamp or 0):
             yield found
 
@@ -389,7 +389,7 @@ def _is_appended(view: SessionReader, state: AdkSessionState, event: AdkEvent) -
     seq = state.seq_by_event_id.get(event.id)
     if seq is None:
         return False
-    stored = [data_of(view.hub, one) for one in view.events(seq - 1, seq)]
+    stored = [data_of(hub_of(view), one) for one in view.events(seq - 1, seq)]
     again = AdkEvent.model_validate(event.model_dump(mode="json", exclude_none=True))
     return any(one is not None and AdkEvent.model_validate(one) == again for one in stored)
 

@@ -14,7 +14,7 @@ from agent_framework.exceptions import WorkflowCheckpointException
 from ortet._util.codec import decode, encode
 from ortet._util.validation import check_text, check_texts
 from ortet.errors import Corrupt, NotFound
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.integrations._shared.messages import append_stored_events, get_session_pool
 from ortet.integrations._shared.session_pool import session_name
 from ortet.integrations._shared.whole import to_thread_shielded
@@ -62,8 +62,8 @@ class ChunkedValues:
         return {TYPE_KEY: "parts", "v": [self._put(part) for part in parts]}
 
     def _put(self, plain: Any) -> dict[str, Any]:
-        data = self._hub.redact_bytes(encode(plain))
-        stored = artifacts.store(self._hub.objects, data)
+        data = self._hub.store.secrets.redact_bytes(encode(plain))
+        stored = artifacts.store_content(self._hub.objects, data)
         self.refs += stored.refs
         return {TYPE_KEY: "at", "o": stored.oid, "n": stored.size}
 
@@ -192,7 +192,7 @@ class OrtetCheckpointStorage:
     def _save(self, checkpoint: WorkflowCheckpoint) -> str:
         plain = self._values.encode(checkpoint.to_dict())
         with self._pool.writing(self._name, **self._options) as session:
-            hub = session.hub
+            hub = hub_of(session)
 
             def checkpoint_events() -> list[Draft]:
                 parts = ChunkedValues(hub)
@@ -223,7 +223,7 @@ class OrtetCheckpointStorage:
 
     def _build_checkpoint(self, view: SessionReader, event: Event) -> WorkflowCheckpoint:
         content = event.data["content"]
-        plain = join_parts(view.hub, content["all"] if list(content) == ["all"] else content)
+        plain = join_parts(hub_of(view), content["all"] if list(content) == ["all"] else content)
         return WorkflowCheckpoint.from_dict(self._values.decode(plain))
 
     def _read(self, verb: Callable[[SessionReader], T]) -> T | None:

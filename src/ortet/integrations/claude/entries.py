@@ -55,7 +55,7 @@ def entry_of(hub: Hub, event: Event) -> TranscriptEntry | None:
     """Return the transcript line of an event, or None if the event is not a line."""
     if event.erased or event.kind not in ("message", ENTRY):
         return None
-    data = full_data(hub, event)
+    data = full_data(hub.store, event)
     if event.kind == ENTRY:
         entry: TranscriptEntry = json.loads(data["json"]) if "json" in data else data["entry"]
         return entry

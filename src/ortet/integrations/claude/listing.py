@@ -10,7 +10,7 @@ from claude_agent_sdk import SessionKey, SessionStoreEntry, fold_session_summary
 from claude_agent_sdk.types import SessionSummaryEntry
 
 from ortet.errors import Invalid
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.integrations._shared.session_pool import session_name
 from ortet.integrations.claude.entries import ENTRY, TranscriptEntry, entry_of
 from ortet.journal.event_log import EventLog
@@ -60,7 +60,7 @@ def listing(key: SessionKey, data: dict[str, Any]) -> EventInput:
 
 def data_of(hub: Hub, event: Event) -> dict[str, Any]:
     """Return the summary that a listing event holds."""
-    told = full_data(hub, event)
+    told = full_data(hub.store, event)
     data: dict[str, Any] = json.loads(told["json"]) if "json" in told else told.get("data", {})
     return data
 
@@ -81,7 +81,7 @@ def read_listing(hub: Hub, log: EventLog) -> TranscriptListing | None:
     mtime = 0
     for event in _newest_first(log):
         if event.kind in (TRANSCRIPT_EVENT, LISTING_EVENT) and not event.erased:
-            key = cast(SessionKey, full_data(hub, event)["key"])
+            key = cast(SessionKey, full_data(hub.store, event)["key"])
             told = fold_listing(key, data_of(hub, event), since[::-1])
             return TranscriptListing(key, mtime or event.time // 1_000_000, told)
         entry = entry_of(hub, event)
@@ -108,7 +108,7 @@ def read_transcript(view: SessionReader) -> LoadedTranscript | None:
             key = cast(SessionKey, event.data["key"])
             ids.add(key["session_id"])
         elif event.kind in ("message", ENTRY) and not event.waiting:
-            entry = entry_of(view.hub, event)
+            entry = entry_of(hub_of(view), event)
             if entry is not None:
                 lines.append((event.seq, entry))
     if key is None:

@@ -191,6 +191,6 @@ def _is_tool_idle(session: Session, transcript: LoadedTranscript, commit: tuple[
             called = entry
         else:
             calling = set() if is_prompt(entry) else (calling | calls_in(entry)) - results_in(entry)
-    when, made = _time(called), session.hub.history.read(oid)
+    when, made = _time(called), session.store.history.read(oid)
     in_time = when is None or made.time <= when or made.message == FIRST_TURN_MESSAGE
     return not calling and in_time

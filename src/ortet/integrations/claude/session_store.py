@@ -22,7 +22,7 @@ from claude_agent_sdk import (
 from claude_agent_sdk.types import SessionSummaryEntry
 
 from ortet.errors import Conflict, NotFound, OrtetError
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.ids import from_hex
 from ortet.integrations._shared.session_pool import AdapterSessionPool, session_name
 from ortet.integrations.claude.entries import (
@@ -180,7 +180,7 @@ class OrtetSessionStore(SessionStore):
         def go() -> Rewound:
             with self._pool.writing(name, create=False) as session:
                 self._states.pop(name, None)
-                return rewind_transcript(session, self._files(session.hub), to)
+                return rewind_transcript(session, self._files(hub_of(session)), to)
 
         return await _in_thread(go)
 
@@ -212,7 +212,7 @@ class OrtetSessionStore(SessionStore):
             return
         with self._pool.writing(name) as session:
             known = self._catch_up(name, session, key)
-            files = None if "subpath" in key else self._files(session.hub)
+            files = None if "subpath" in key else self._files(hub_of(session))
             if known.uncommitted_entries != entries:
                 self._write(session, known, key, entries, files)
             if files is None:
@@ -263,10 +263,10 @@ class OrtetSessionStore(SessionStore):
         upto, since = session.state.core.events, list[TranscriptEntry]()
         for event in session.events(known.seq, upto):
             if event.kind == LISTING_EVENT and not event.erased:
-                known.listing_data, since = data_of(session.hub, event), []
+                known.listing_data, since = data_of(hub_of(session), event), []
             elif event.kind == TRANSCRIPT_EVENT:
                 known.has_begun = True
-            elif (entry := entry_of(session.hub, event)) is not None:
+            elif (entry := entry_of(hub_of(session), event)) is not None:
                 since.append(entry)
                 if isinstance(uuid := entry.get("uuid"), str):
                     known.uuids.add(uuid)
@@ -288,7 +288,7 @@ class OrtetSessionStore(SessionStore):
             # A resume follows. Commit changes that a person made, so that they are not part of the
             # next turn.
             with suppress(OrtetError), self._pool.writing(name, create=False) as session:
-                files = self._files(session.hub)
+                files = self._files(hub_of(session))
                 assert files is not None
                 commit_with_files(session, files, RESUME_MESSAGE)
         return [cast(SessionStoreEntry, entry) for _, entry in told.lines]
@@ -309,9 +309,9 @@ class OrtetSessionStore(SessionStore):
         for other in self._pool.names(f"{name}/"):
             if other.count("/") == depth - 1:
                 with self._pool.hub() as hub:
-                    row = hub._session_manager().table.find(self._pool.agent, other)
+                    row = hub.session_manager.table.find(self._pool.agent, other)
                     one = (
-                        read_listing(hub, session_event_log(hub._session_manager(), row))
+                        read_listing(hub, session_event_log(hub.session_manager, row))
                         if row
                         else None
                     )
@@ -337,9 +337,9 @@ class OrtetSessionStore(SessionStore):
             told = read_transcript(session)
             if told is None:
                 raise NotFound("no_session", f"there is no transcript {key['session_id']!r}")
-            hub, seq = session.hub, None if upto is None else seq_of(told, upto)
+            hub, seq = hub_of(session), None if upto is None else seq_of(told, upto)
             copy = run_with_sweep_retry(
-                hub, lambda: _fork_at(session, transcript_session_name(new), seq)
+                hub.store, lambda: _fork_at(session, transcript_session_name(new), seq)
             )
             found = read_listing(hub, copy.event_log)
             data = found.data if found is not None else {}
@@ -357,11 +357,11 @@ class OrtetSessionStore(SessionStore):
         """
         if self._workspace_path is None:
             return None
-        for one in hub.open_workspaces():
+        for one in hub.workspaces.find_open():
             if one.row.directory == self._workspace_path and one.row.files == "inplace":
                 return one
         files = hub.workspace(self._workspace_path, files="inplace")
-        other = hub._session_manager().table.find_by_branch(files.name)
+        other = hub.session_manager.table.find_by_branch(files.name)
         if other is not None:
             files.close()
             raise Conflict(
@@ -379,10 +379,10 @@ class OrtetSessionStore(SessionStore):
 
 def _fork_at(session: Session, name: str, seq: int | None) -> Session:
     """Fork the session under `name`, at its head or at event `seq`."""
-    with session.hub.writing():  # The commit may be reachable only by its id.
+    with session.store.writing():  # The commit may be reachable only by its id.
         point = from_hex(session.commit("fork point").oid)
         if seq is not None:
-            point = commit_at(session.hub._session_manager(), session.row, session.event_log, seq)
+            point = commit_at(hub_of(session).session_manager, session.row, session.event_log, seq)
         return fork_named_session(session, name, point)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ortet._util.fork_safety import reset_in_child
 from ortet.errors import Refused
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.integrations._shared.session_pool import AdapterSessionPool, session_name
 from ortet.integrations.langgraph.head_index import load_head_thread, try_catch_up
 from ortet.integrations.langgraph.pending_writes import (
@@ -125,7 +125,7 @@ class GraphThreadStore:
             options["workspace"] = where(tid) if callable(where) else where
         with self.pool.writing(session_name(tid), **options) as session:
             fence, last = session.held_lease.lease.fence, session._writer.tip.seq
-            self._forget_erased(session.hub, tid, fence)
+            self._forget_erased(hub_of(session), tid, fence)
             thread = self._catch_up(tid, session.row, session.event_log, last, fence=fence)
             if thread.seq < last:  # Events of a checkpoint that failed are not flushed yet.
                 session._writer.flush()

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint
 
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.integrations.langgraph.branch_path import superseded_event_data
 from ortet.integrations.langgraph.head_index import head_index_rows
 from ortet.integrations.langgraph.messages import EXTRA_KEY
@@ -19,7 +19,7 @@ from ortet.integrations.langgraph.values.encode import ValueEncoder
 from ortet.integrations.langgraph.values.parts import Tree, ValuePart
 from ortet.journal.conversation.superseded import SUPERSEDED_KIND, ranges_of
 from ortet.journal.events import Draft, Event, ObjectRef
-from ortet.sessions.actions.artifacts import store
+from ortet.sessions.actions.artifacts import store_content
 from ortet.sessions.session import Session
 from ortet.store.sweep_retry import run_with_sweep_retry
 
@@ -45,11 +45,11 @@ def append(
     record is stored with the next durable one, or when the session is flushed.
     """
     session._begin_change()
-    hub, (kind, data) = session.hub, record
+    hub, (kind, data) = hub_of(session), record
     aside = superseded_event_data(thread, kind, data, encoder.new_parts, session.state.core.aside)
 
     def add() -> tuple[list[Event], list[list[ValuePart]]]:
-        with hub.writing() if encoder.large_values else nullcontext():
+        with hub.store.writing() if encoder.large_values else nullcontext():
             refs = _store_large_values(hub, encoder)
             drafts = [] if thread.id is not None else [Draft(THREAD, {"id": thread_id}, hub.author)]
             drafts += [Draft(SUPERSEDED_KIND, aside, hub.author)] if aside else []
@@ -65,7 +65,7 @@ def append(
             events = session._writer.add(*drafts, rows=rows, durable=durable or bool(refs))
         return events, [[part] for part in said] + [*groups, last]
 
-    events, told = run_with_sweep_retry(hub, add)
+    events, told = run_with_sweep_retry(hub.store, add)
     for event, parts in zip(events[-len(told) :], told, strict=True):
         for part in parts:
             part.seq = event.seq
@@ -81,7 +81,7 @@ def _store_large_values(hub: Hub, encoder: ValueEncoder) -> list[ObjectRef]:
     """Store large values as objects and write their ids into the trees that refer to them."""
     refs: list[ObjectRef] = []
     for described, content in encoder.large_values:
-        stored = store(hub.objects, content)
+        stored = store_content(hub.objects, content)
         described[1] = stored.oid
         refs += stored.refs
     if encoder.large_values:

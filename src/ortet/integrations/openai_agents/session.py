@@ -10,7 +10,7 @@ from agents.memory.session_settings import SessionSettings
 
 from ortet._util.validation import CALLABLE, COUNT, POSITIVE_COUNT, check_text, optional, require
 from ortet.errors import Conflict, Invalid, NotFound
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.integrations._shared.messages import clear_context, replace_messages_from
 from ortet.integrations._shared.session_pool import session_name
 from ortet.integrations.openai_agents.conversation import MAIN_BRANCH
@@ -232,12 +232,12 @@ class OrtetSession(CompactableConversation):
         self, session: Session, seq: int, base: str, *, exact_name: bool
     ) -> tuple[str, Session]:
         def make() -> tuple[str, Session]:
-            with session.hub.writing():
+            with session.store.writing():
                 session.commit("before a branch")
                 point = commit_at(session._sessions, session.row, session.event_log, seq)
                 return self._fork(session, point, base, exact_name=exact_name)
 
-        return run_with_sweep_retry(session.hub, make)
+        return run_with_sweep_retry(hub_of(session).store, make)
 
     def _fork(
         self, session: Session, point: Any, base: str, *, exact_name: bool

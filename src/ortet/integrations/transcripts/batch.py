@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ortet.errors import Invalid
+from ortet.hub.hub import hub_of
 from ortet.integrations.transcripts.line_tree import ImportedLine
 from ortet.integrations.transcripts.lines import encode_raw
 from ortet.journal.events import MAX_BODY_BYTES, Draft, ObjectRef, encode_body
@@ -75,7 +76,7 @@ class ImportBatch:
         """Append all waiting lines; they are durable on return."""
         if not self._lines:
             return
-        drafts = run_with_sweep_retry(self._session.hub, self._write_batch)
+        drafts = run_with_sweep_retry(hub_of(self._session).store, self._write_batch)
         self.event_counts.update(draft.kind for draft in drafts)
         self.files |= {
             one.data["name"]: None
@@ -88,8 +89,10 @@ class ImportBatch:
         self._bytes = self._events = 0
 
     def _write_batch(self) -> list[Draft]:
-        hub = self._session.hub
-        with hub.writing():  # A sweep must not delete objects before the events refer to them.
+        hub = hub_of(self._session)
+        with (
+            hub.store.writing()
+        ):  # A sweep must not delete objects before the events refer to them.
             drafts = [self._fit(one, raw) for several, raw in self._lines for one in several]
             if any(draft.refs for draft in drafts):
                 hub.objects.flush()
@@ -109,7 +112,7 @@ class ImportBatch:
 
         If that is not enough, return a draft of the raw line.
         """
-        fitting = msgspec.structs.replace(draft, actor=self._session.hub.author)
+        fitting = msgspec.structs.replace(draft, actor=self._session.store.author)
         if set(draft.data) == {"line"}:
             return self._raw_line_draft(fitting, raw())
         for limit in _SPILL_TEXT_LIMITS:
@@ -142,11 +145,11 @@ class ImportBatch:
         key = key_of(draft.data)
         data: dict[str, Any] = {"line": key} if key else {}
         if len(raw) <= _MAX_INLINE_BYTES // 2:
-            return Draft(f"{self._tool}.line", data | encode_raw(raw), self._session.hub.author)
+            return Draft(f"{self._tool}.line", data | encode_raw(raw), self._session.store.author)
         content = store_content(self._session, raw)
         data["raw"] = encode_raw(raw[:_RAW_PREVIEW_BYTES]).get("raw", "") + "…"
         data[SPILL_KEY] = [[["raw"], {"oid": content.oid, "size": content.size}]]
-        return Draft(f"{self._tool}.line", data, self._session.hub.author, content.refs)
+        return Draft(f"{self._tool}.line", data, self._session.store.author, content.refs)
 
 
 def _size(draft: Draft) -> int | None:

@@ -334,7 +334,7 @@ class ConversationImport:
         return session
 
     def _session_exists(self, name: str) -> bool:
-        return self._hub._session_manager().table.is_taken(self._agent, name)
+        return self._hub.session_manager.table.is_taken(self._agent, name)
 
     def _abandoned_lines(self) -> list[str]:
         """Return the imported lines of the main conversation that are now on a branch."""

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from ortet.sessions.history.preview import RestorePreview
-    from ortet.sessions.results import RestoreResult
     from ortet.sessions.session import Session
+    from ortet.workspaces.results import RestoreResult
     from ortet.workspaces.undo import UndoStep
 
 Confirm = Annotated[

@@ -51,15 +51,15 @@ def check_move_access(
 
 def _is_in_place(hub: Hub, row: SessionRow) -> bool:
     """Return True if the workspace is a directory of this host, used in place."""
-    place = hub.workspace_table.get(row.branch)
+    place = hub.workspaces.table.get(row.branch)
     if place is None:
-        return bool(row.path) and row.files != "private" and hub.is_local_host(row.host)
-    return place.files == "inplace" and hub.is_local_host(place.host)
+        return bool(row.path) and row.files != "private" and hub.store.is_local_host(row.host)
+    return place.files == "inplace" and hub.store.is_local_host(place.host)
 
 
 def _resumes_processes(hub: Hub, row: SessionRow, commit: Oid | None) -> bool:
-    place = hub.workspace_table.get(row.branch)
+    place = hub.workspaces.table.get(row.branch)
     if place is not None and "criu" in (place.engine, place.forks):
         return True
     machine = hub.history.state(commit).machine if commit is not None else b""
-    return bool(machine and hub.read_image(Oid(machine)).processes)
+    return bool(machine and hub.store.read_image(Oid(machine)).processes)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ortet.errors import Invalid
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.integrations._shared.actions import ActionDetails, actions_of, answer_approval
 from ortet.journal.state.records import Approval, Effect
 from ortet.server.auth.tokens import Caller
@@ -149,7 +149,7 @@ def all_approvals(hub: Hub, ask: Paged, caller: Caller) -> Page[Waiting]:
     """What waits for a human in the sessions that the token may see."""
     found = [
         Waiting(row.id, row.name, row.agent, one)
-        for row, one in pending_approvals(hub, caller.sees)
+        for row, one in pending_approvals(hub.session_manager, caller.sees)
     ]
     return paginate(found, ask, lambda one: f"{one.session}/{one.approval.id}")
 
@@ -178,11 +178,11 @@ def approve(view: SessionReader, ask: AnswerApproval, caller: Caller) -> Approva
     """Allow what a session asked for, whoever writes to it; the first answer counts. An agent's
     own token, which may write, cannot."""
     by = ask.by or caller.name
-    return answer_approval(view.hub, view.id, ask.approval, by=by, ok=True, why=ask.why)
+    return answer_approval(hub_of(view), view.id, ask.approval, by=by, ok=True, why=ask.why)
 
 
 @operation("POST", "/sessions/{session}/approvals/{approval}/deny", needs="admin")
 def deny(view: SessionReader, ask: AnswerApproval, caller: Caller) -> Approval:
     """Forbid it; the reason is told to whoever asked."""
     by = ask.by or caller.name
-    return answer_approval(view.hub, view.id, ask.approval, by=by, ok=False, why=ask.why)
+    return answer_approval(hub_of(view), view.id, ask.approval, by=by, ok=False, why=ask.why)

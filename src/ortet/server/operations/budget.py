@@ -51,7 +51,7 @@ def _counters(amounts: dict[str, _Amount]) -> dict[str, _Amount]:
 
 
 def _budget(view: SessionReader) -> BudgetInfo:
-    account = levels(view.hub.catalog, view.row)[0].account
+    account = levels(view.store.catalog, view.row)[0].account
     return BudgetInfo(view.limits(), account.soft, view.spent(), view.budget_left())
 
 

@@ -13,7 +13,7 @@ from ortet.hub.governance.audit import AuditLine
 from ortet.hub.governance.holds import Hold, hold_of
 from ortet.hub.governance.retention import RetainReport, RetentionPolicy, policies, policy_of
 from ortet.hub.governance.tombstones import ErasedEvent, ErasureReceipt, receipts
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
 from ortet.server.operations.sessions import Agent
@@ -82,7 +82,7 @@ def _receipt_info(receipt: ErasureReceipt) -> ReceiptInfo:
 @operation("GET", "/sessions/{session}/audit")
 def audit(view: SessionReader, ask: Audit) -> AuditInfo:
     """Check every link and every seal of a session; who did what, when and why."""
-    found = view.hub.audit(view.id)
+    found = hub_of(view).audit(view.id)
     behind = [line for line in found.lines if line.seq >= ask.since]
     lines = behind[: ask.limit]
     return AuditInfo(
@@ -112,7 +112,7 @@ def list_holds(hub: Hub, ask: Paged, caller: Caller) -> Page[HoldInfo]:
     found = [
         HoldInfo(**msgspec.structs.asdict(held), name=row.name)
         for row in visible_sessions(hub, caller)
-        if (held := hold_of(hub, row.id)) is not None
+        if (held := hold_of(hub.store, row.id)) is not None
     ]
     return paginate(found, ask, lambda one: one.session)
 
@@ -120,16 +120,16 @@ def list_holds(hub: Hub, ask: Paged, caller: Caller) -> Page[HoldInfo]:
 @operation("PUT", "/sessions/{session}/hold", needs="admin")
 def hold(view: SessionReader, ask: Why) -> Hold:
     """Let nothing of a session go, whatever a policy or an erasure says."""
-    return view.hub.hold(view.id, ask.why)
+    return hub_of(view).governance.hold(view.id, ask.why)
 
 
 @operation("DELETE", "/sessions/{session}/hold", needs="admin")
 def release(view: SessionReader) -> Hold:
     """End a hold."""
-    held = hold_of(view.hub, view.id)
+    held = hold_of(hub_of(view).store, view.id)
     if held is None:
         raise NotFound("no_hold", f"{view.name} is not on hold: GET /holds lists what is")
-    view.hub.release(view.id)
+    hub_of(view).governance.release(view.id)
     return held
 
 
@@ -145,7 +145,7 @@ def list_retention(hub: Hub, ask: Paged, caller: Caller) -> Page[PolicyInfo]:
     """The policies of agents that have one."""
     found = [
         PolicyInfo(policy.keep_messages, policy.archive_after, agent)
-        for agent, policy in policies(hub).items()
+        for agent, policy in policies(hub.store).items()
         if caller.sees(agent)
     ]
     return paginate(found, ask, lambda one: one.agent)
@@ -158,7 +158,7 @@ class OfAgent(OperationRequest, frozen=True):
 @operation("GET", "/retention/{agent}", filtered=True)
 def show_retention(hub: Hub, ask: OfAgent, caller: Caller) -> PolicyInfo:
     """The policy of one agent; without one, all is kept for ever."""
-    found = policy_of(hub, check_agent_visible(caller, ask.agent))
+    found = policy_of(hub.store, check_agent_visible(caller, ask.agent))
     return PolicyInfo(found.keep_messages, found.archive_after, ask.agent)
 
 
@@ -173,7 +173,7 @@ class SetRetention(OfAgent, frozen=True):
 def set_retention(hub: Hub, ask: SetRetention, caller: Caller) -> PolicyInfo:
     """Set the policy of an agent; `retain` applies it."""
     check_agent_visible(caller, ask.agent)
-    made = hub.retention(
+    made = hub.governance.retention(
         ask.agent, keep_messages=ask.keep_messages, archive_after=ask.archive_after
     )
     return PolicyInfo(made.keep_messages, made.archive_after, ask.agent)
@@ -188,7 +188,7 @@ class Retain(OperationRequest, frozen=True):
 @operation("POST", "/retain", needs="admin")
 def retain(hub: Hub, ask: Retain) -> RetainReport:
     """Apply all policies: erase, archive, trim. A session in use is left alone."""
-    return hub.retain(dry_run=ask.dry_run)
+    return hub.governance.retain(dry_run=ask.dry_run)
 
 
 class EraseOf(OperationRequest, frozen=True):

@@ -11,7 +11,7 @@ import msgspec
 
 from ortet.history.commits import CommitInfo
 from ortet.history.diff.tree_diff import TreeChange
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.ids import Oid, to_hex
 from ortet.journal.state.records import Decision, Episode, Fact
 from ortet.server.auth.tokens import Caller
@@ -82,7 +82,7 @@ def list_commits(view: SessionReader, ask: ListCommits, caller: Caller) -> Page[
     head = view.head
     if head is None and ask.ref in ("HEAD", "@"):
         return Page([])
-    return log_page(view.hub, ask, caller, branch=view.row.branch)
+    return log_page(hub_of(view), ask, caller, branch=view.row.branch)
 
 
 class ListAll(ListCommits, frozen=True):
@@ -136,13 +136,13 @@ def show_commit(hub: Hub, ask: ShowCommit, caller: Caller) -> CommitPage:
 @operation("GET", "/sessions/{session}/commits/{commit}")
 def show_own_commit(view: SessionReader, ask: ShowCommit, caller: Caller) -> CommitPage:
     """One commit of a session, with what led to it. HEAD is the head of the session."""
-    return commit_page(view.hub, resolve_ref(view, ask.commit), ask, caller)
+    return commit_page(hub_of(view), resolve_ref(view, ask.commit), ask, caller)
 
 
 def commit_page(hub: Hub, oid: Oid, ask: ShowCommit, caller: Caller) -> CommitPage:
-    found = explain_commit(hub, oid, limit=max(ask.reasons, 1))
+    found = explain_commit(hub.session_manager, oid, limit=max(ask.reasons, 1))
     commit = with_names(found.commit, names_of(hub, caller))
-    working = (hub._session_manager().table.find_by_branch(name) for name in commit.refs)
+    working = (hub.session_manager.table.find_by_branch(name) for name in commit.refs)
     return CommitPage(
         commit=commit,
         sessions=[row.id for row in working if row is not None],
@@ -190,7 +190,7 @@ def diff(hub: Hub, ask: DiffWith, caller: Caller) -> Difference:
     """What differs between two commits: files, facts, plan, messages."""
     del caller  # the hub resolves only commits that the caller may see
     old, new = hub.refs.resolve(ask.old), hub.refs.resolve(ask.new)
-    found = compare(hub, old, new, limit=max(ask.messages, 1))
+    found = compare(hub.session_manager, old, new, limit=max(ask.messages, 1))
     return _difference(hub, old, new, found, ask)
 
 
@@ -205,8 +205,8 @@ class DiffOwn(DiffWith, frozen=True):
 def diff_own(view: SessionReader, ask: DiffOwn) -> Difference:
     """What differs between two commits of a session. HEAD is the head of the session."""
     old, new = resolve_ref(view, ask.old), resolve_ref(view, ask.new)
-    found = compare(view.hub, old, new, limit=max(ask.messages, 1))
-    return _difference(view.hub, old, new, found, ask)
+    found = compare(view.sessions, old, new, limit=max(ask.messages, 1))
+    return _difference(hub_of(view), old, new, found, ask)
 
 
 class DiffPresent(OperationRequest, frozen=True):
@@ -222,7 +222,7 @@ def diff_present(session: Session, ask: DiffPresent) -> Difference:
     looked at, for which its machine is started."""
     old, machine = resolve_ref(session, ask.old), files_now(session)
     found = compare_now(session, old, machine, limit=max(ask.messages, 1))
-    return _difference(session.hub, old, None, found, ask)
+    return _difference(hub_of(session), old, None, found, ask)
 
 
 def _difference(
@@ -262,7 +262,7 @@ def file_changes(
 
 def resolve_ref(view: SessionReader, ref: str) -> Oid:
     """Return the commit of a reference. HEAD is that of the session."""
-    return view.hub.refs.resolve(ref, default_branch=view.row.branch)
+    return view.store.refs.resolve(ref, default_branch=view.row.branch)
 
 
 def names_of(hub: Hub, caller: Caller) -> dict[str, list[str]]:

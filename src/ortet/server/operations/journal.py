@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ortet.errors import NotFound
+from ortet.hub.hub import hub_of
 from ortet.journal.conversation.compaction import Compaction
 from ortet.journal.events import Event
 from ortet.journal.state.records import Message, Question
@@ -253,7 +254,7 @@ class Comment(OperationRequest, frozen=True):
 @operation("POST", "/sessions/{session}/comments", status=201)
 def comment(view: SessionReader, ask: Comment) -> EventInfo:
     """Say something to a session, whoever writes to it: it never conflicts."""
-    return event_of(view.hub.comment(view.id, ask.text, by=ask.by))
+    return event_of(hub_of(view).comment(view.id, ask.text, by=ask.by))
 
 
 @operation("GET", "/sessions/{session}/compactions")

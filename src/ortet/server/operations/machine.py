@@ -53,7 +53,7 @@ def run(session: Session, ask: Run) -> Result:
     is exit code 124, a signal 128 and its number."""
     named = ("cwd", "env", "stdin", "timeout", "secrets")
     options: dict[str, Any] = {name: getattr(ask, name) for name in named if getattr(ask, name)}
-    hidden = session.machine.secret_values(ask.secrets) if ask.secrets else {}
+    hidden = session.machine.programs.secret_values(ask.secrets) if ask.secrets else {}
     done = session.run(ask.command, why=ask.why, key=ask.key, scope=ask.scope, **options)
     return redact_result(done, hidden)
 
@@ -94,7 +94,7 @@ def show_machine(rooms: SessionPool, ask: MachineOfSession, caller: Caller) -> M
     """What the machine of a session is, whether it lives in this server, and what it uses."""
     row = rooms.row(ask.session, caller.sees)
     with rooms.hub() as hub:
-        files = hub.workspace_table.get(row.branch) if row.has_files else None
+        files = hub.workspaces.table.get(row.branch) if row.has_files else None
     _, machine = find_open_session(rooms, row.id)
     found = _info(row, files, machine)
     if machine is None:
@@ -122,7 +122,7 @@ def start_machine(session: Session) -> MachineInfo:
 def _info(row: SessionRow, files: WorkspaceRow | None, machine: Workspace | None) -> MachineInfo:
     if files is None:
         return MachineInfo(row.id, row.engine, "", live=machine is not None)
-    ports = machine.exposed() if machine is not None else {}
+    ports = machine.programs.exposed() if machine is not None else {}
     return MachineInfo(
         session=row.id,
         engine=files.engine,

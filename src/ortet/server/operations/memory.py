@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.journal.state.merge import Contradiction
 from ortet.journal.state.records import Fact
 from ortet.server.auth.tokens import Caller
@@ -55,8 +55,8 @@ def list_facts(view: SessionReader, ask: ListFacts) -> Page[Fact]:
     found = view.facts(
         scope=ask.scope,
         about=ask.about,
-        at=parse_time(view.hub, "at", ask.at),
-        on=parse_time(view.hub, "on", ask.on),
+        at=parse_time(hub_of(view), "at", ask.at),
+        on=parse_time(hub_of(view), "on", ask.on),
         past=ask.past,
     )
     chosen = [one for one in found if ask.lesson in (None, one.lesson)]
@@ -85,8 +85,8 @@ def learn(session: Session, ask: Learn, caller: Caller) -> Fact:
         about=ask.about,
         scope=check_scope_visible(caller, ask.scope, session.row.scopes),
         confidence=ask.confidence,
-        since=parse_time(session.hub, "since", ask.since),
-        until=parse_time(session.hub, "until", ask.until, ahead=True),
+        since=parse_time(hub_of(session), "since", ask.since),
+        until=parse_time(hub_of(session), "until", ask.until, ahead=True),
         source=ask.source,
         supersedes=ask.supersedes,
     )

@@ -11,6 +11,7 @@ import msgspec
 from ortet.errors import Invalid, NotFound
 from ortet.history.commits import CommitInfo
 from ortet.history.merge.tree_merge import FileConflict
+from ortet.hub.hub import hub_of
 from ortet.ids import to_hex
 from ortet.journal.state.merge import Contradiction
 from ortet.journal.state.records import Artifact, Decision, Fact
@@ -58,7 +59,7 @@ class MergedInfo(msgspec.Struct, frozen=True):
 @operation("POST", "/sessions/{session}/merge", moves_head=True)
 def merge(session: Session, ask: Merge, caller: Caller, rooms: SessionPool) -> MergedInfo:
     """Bring in what another session, branch or commit knows and changed."""
-    check_move_access(caller, session.row, hub=session.hub, parts=("files",))
+    check_move_access(caller, session.row, hub=hub_of(session), parts=("files",))
     with _open_other(session, ask.other, caller, rooms) as other:
         found = session.merge(other, message=ask.message, favor=ask.favor)
     return MergedInfo(
@@ -75,7 +76,7 @@ class Adopt(OperationRequest, frozen=True):
 @operation("POST", "/sessions/{session}/adopt", moves_head=True)
 def adopt(session: Session, ask: Adopt, caller: Caller, rooms: SessionPool) -> MoveOutcome:
     """Take the state of another, mind and files; what was here stays in the reflog."""
-    check_move_access(caller, session.row, hub=session.hub)
+    check_move_access(caller, session.row, hub=hub_of(session))
     with _open_other(session, ask.other, caller, rooms) as other:
         return restore_info(session, session.adopt(other))
 
@@ -128,7 +129,7 @@ def _open_other(
     if row is None:
         yield to_hex(resolve_ref(session, name)) if caller.agents else name
     elif row.status in (CLOSED, ARCHIVED):  # no process has it open
-        yield session.hub.get(row.id)
+        yield hub_of(session).get(row.id)
     else:
         with pool.open_session(row) as other:
             yield other
@@ -141,7 +142,7 @@ def _find_session(
 
     A session of an agent that the caller may not see is treated as not existing.
     """
-    row = session.hub._session_manager().table.find_by_branch(name)
+    row = hub_of(session).session_manager.table.find_by_branch(name)
     if row is None or not caller.sees(row.agent):
         try:
             row = pool.row(name, caller.sees)

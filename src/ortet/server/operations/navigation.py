@@ -8,6 +8,7 @@ import msgspec
 
 from ortet.errors import Invalid
 from ortet.history.commits import CommitInfo
+from ortet.hub.hub import hub_of
 from ortet.ids import from_hex, to_hex
 from ortet.server.auth.host_access import FORK_PARTS, check_move_access
 from ortet.server.auth.tokens import Caller
@@ -17,8 +18,8 @@ from ortet.server.operations.registry import operation
 from ortet.server.operations.sessions import Listed, session_summary
 from ortet.server.schemas import OperationRequest, Ref
 from ortet.sessions.history.forking import fork_at
-from ortet.sessions.history.lapsed import count_forgotten_events
 from ortet.sessions.history.preview import preview_restore, preview_rewind, preview_undo
+from ortet.sessions.history.restore_report import count_forgotten_events
 from ortet.sessions.history.whatif import fork_behind
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
@@ -75,7 +76,7 @@ def fork(session: Session, ask: ForkSessionRequest, caller: Caller) -> SessionFo
         raise Invalid("bad_request", "from a commit, or from an event? leave `at` or `event` out")
     at = resolve_ref(session, ask.at) if ask.at is not None else None
     if ask.machine:
-        check_move_access(caller, session.row, hub=session.hub, parts=FORK_PARTS, commit=at)
+        check_move_access(caller, session.row, hub=hub_of(session), parts=FORK_PARTS, commit=at)
     if ask.event is not None:
         made = fork_behind(session, ask.event, n=ask.n, names=ask.names, machine=ask.machine)
     elif ask.names or at is not None:
@@ -105,7 +106,7 @@ def restore(session: Session, ask: Restore, caller: Caller) -> MoveOutcome:
     target = resolve_ref(session, ask.ref)
     if ask.restart:
         caller.need_host()
-    check_move_access(caller, session.row, hub=session.hub, parts=ask.only, commit=target)
+    check_move_access(caller, session.row, hub=hub_of(session), parts=ask.only, commit=target)
     left = count_forgotten_events(session, target) if ask.only is None or "mind" in ask.only else 0
     found = session.restore(to_hex(target), only=ask.only, restart=ask.restart)
     return restore_info(session, found, forgotten_events=left)
@@ -125,9 +126,9 @@ def _preview_rewind(view: SessionReader, ask: Back) -> MoveOutcome:
 @operation("POST", "/sessions/{session}/rewind", moves_head=True, preview=_preview_rewind)
 def rewind(session: Session, ask: Back, caller: Caller) -> MoveOutcome:
     """Go to the n-th commit back on its branch."""
-    check_move_access(caller, session.row, hub=session.hub)
+    check_move_access(caller, session.row, hub=hub_of(session))
     head = session.head
-    at = session.hub.history.nth_parent(from_hex(head.oid), ask.n) if head is not None else None
+    at = session.store.history.nth_parent(from_hex(head.oid), ask.n) if head is not None else None
     left = count_forgotten_events(session, at) if at is not None else 0
     return restore_info(session, session.rewind(ask.n), forgotten_events=left)
 
@@ -140,7 +141,7 @@ def _preview_undo(view: SessionReader, ask: Back) -> MoveOutcome:
 def undo(session: Session, ask: Back, caller: Caller) -> MoveOutcome:
     """Go back to before the last n things that moved its branch; what is not committed is the
     first of them."""
-    check_move_access(caller, session.row, hub=session.hub)
+    check_move_access(caller, session.row, hub=hub_of(session))
     return undo_info(session, session.undo(ask.n))
 
 
@@ -151,5 +152,5 @@ def _preview_redo(view: SessionReader, ask: Back) -> MoveOutcome:
 @operation("POST", "/sessions/{session}/redo", moves_head=True, preview=_preview_redo)
 def redo(session: Session, ask: Back, caller: Caller) -> MoveOutcome:
     """Do the last n things again that were undone, unless something else was done since."""
-    check_move_access(caller, session.row, hub=session.hub)
+    check_move_access(caller, session.row, hub=hub_of(session))
     return undo_info(session, session.redo(ask.n))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.journal.state.records import Episode
 from ortet.memory.records import Tier
 from ortet.server.auth.tokens import Caller
@@ -78,7 +78,7 @@ def _recollection(recalled: RecallResult) -> Recollection:
 def recall(view: SessionReader, ask: Recall, caller: Caller) -> Recollection:
     """The memories nearest to a question, of a session and of what it shares."""
     check_scope_visible(caller, ask.scope, view.row.scopes)
-    return _recollection(view.recall(ask.query, ask.k, **_recall_options(view.hub, ask)))
+    return _recollection(view.recall(ask.query, ask.k, **_recall_options(hub_of(view), ask)))
 
 
 @operation("GET", "/recall", filtered=True)
@@ -114,8 +114,8 @@ class ListAllEpisodes(ListEpisodes, frozen=True):
 def list_episodes(view: SessionReader, ask: ListEpisodes) -> Page[Episode]:
     """What happened, here and, where it was told, in other sessions; the oldest first."""
     found = view.episodes(
-        since=parse_time(view.hub, "since", ask.since),
-        until=parse_time(view.hub, "until", ask.until),
+        since=parse_time(hub_of(view), "since", ask.since),
+        until=parse_time(hub_of(view), "until", ask.until),
         outcome=ask.outcome,
     )
     return paginate(found, ask, lambda one: one.id)

@@ -9,6 +9,7 @@ import msgspec
 from ortet.backends.base import Head, Op
 from ortet.errors import Conflict, NotFound
 from ortet.history.refs import RefKind
+from ortet.hub import branches
 from ortet.hub.hub import Hub
 from ortet.ids import Oid, to_hex
 from ortet.server.auth.tokens import Caller
@@ -16,7 +17,6 @@ from ortet.server.operations.registry import operation
 from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import OperationRequest, Ref
 from ortet.sessions.reader import SessionReader
-from ortet.workspaces import branches
 
 RefName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
@@ -57,7 +57,7 @@ def list_branches(hub: Hub, ask: ListRefs, caller: Caller) -> Page[BranchInfo]:
     ]
 
     def branch_info(head: Head) -> BranchInfo:
-        place, row = hub.workspace_table.get(head.name), rows.get(head.name)
+        place, row = hub.workspaces.table.get(head.name), rows.get(head.name)
         return BranchInfo(
             **msgspec.structs.asdict(_ref(hub, head)),
             session=row.id if row is not None else None,
@@ -96,7 +96,7 @@ class Deleted(msgspec.Struct, frozen=True):
 @operation("DELETE", "/branches/{name}", needs="admin")
 def delete_branch(hub: Hub, ask: OneRef) -> Deleted:
     """Delete a branch that no workspace and no session works on."""
-    return Deleted(ask.name, to_hex(branches.delete(hub, ask.name)))
+    return Deleted(ask.name, to_hex(branches.delete(hub.session_manager, ask.name)))
 
 
 @operation("GET", "/tags", filtered=True)
@@ -144,7 +144,7 @@ class Moved(msgspec.Struct, frozen=True):
 @operation("GET", "/sessions/{session}/reflog")
 def session_reflog(view: SessionReader, ask: Paged) -> Page[Moved]:
     """Where a session has been, the newest first; HEAD@{n} leads to each."""
-    ops = list(enumerate(view.hub.refs.reflog(view.row.branch)))
+    ops = list(enumerate(view.store.refs.reflog(view.row.branch)))
     return paginate(ops, ask, lambda one: one[1].seq).map_items(
         lambda one: _move_info("HEAD", *one)
     )

@@ -185,7 +185,7 @@ class CheckCarry(OperationRequest, frozen=True):
 def check_carry(hub: Hub, ask: CheckCarry, caller: Caller) -> Listed:
     """Whether it can be gone on with, and whose it is: 403 when it was changed, 409 when the
     session has gone on since."""
-    held = read_carry(hub._session_manager(), ask.carry)
+    held = read_carry(hub.session_manager, ask.carry)
     view = visible_session(hub, caller, held.session)
     check_fresh(view, held)
     return session_summary(view.row)

@@ -8,9 +8,8 @@ import msgspec
 
 from ortet.errors import Conflict
 from ortet.history.commits import CommitInfo
-from ortet.hub.governance.archive import ArchiveRecord
 from ortet.hub.governance.holds import hold_of
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.server.auth.host_access import check_move_access
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
@@ -24,6 +23,7 @@ from ortet.server.schemas import (
 )
 from ortet.server.session_pool.pool import SessionPool
 from ortet.sessions.reader import SessionReader
+from ortet.sessions.results import ArchiveRecord
 from ortet.sessions.session import Session
 from ortet.sessions.table import SessionRow
 
@@ -92,7 +92,7 @@ def session_summary(row: SessionRow) -> Listed:
 
 
 def info_of(view: SessionReader) -> SessionInfo:
-    row, held = view.row, hold_of(view.hub, view.id)
+    row, held = view.row, hold_of(hub_of(view).store, view.id)
     return SessionInfo(
         id=row.id,
         name=row.name,
@@ -186,7 +186,7 @@ def begin(rooms: SessionPool, ask: Begin, caller: Caller) -> SessionInfo:
         caller.need_host()
     if any((ask.profile, ask.handover, ask.environment, ask.limits, ask.network)):
         with rooms.hub() as hub:  # these options change what a commit reads or writes there
-            row = hub._session_manager().table.find(ask.agent, ask.name)
+            row = hub.session_manager.table.find(ask.agent, ask.name)
             if row is not None:
                 check_move_access(caller, row, hub=hub)
     if ask.parent is not None:

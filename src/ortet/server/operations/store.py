@@ -54,7 +54,7 @@ def stats(hub: Hub) -> StoreStats:
         agents=dict(Counter(row.agent for row in rows)),
         branches=len(hub.refs.branches()),
         tags=len(hub.refs.tags()),
-        workspaces=len(list(hub.workspace_table.all())),
+        workspaces=len(list(hub.workspaces.table.all())),
     )
 
 
@@ -86,7 +86,7 @@ def sweep(hub: Hub, ask: Sweep) -> Swept:
     or only tell what that would be."""
     age = None if ask.expire_days is None else int(ask.expire_days * _DAY_NS)
     found = hub.sweep(dry_run=ask.dry_run, expire_ns=age, min_garbage=ask.min_garbage)
-    layers = 0 if ask.dry_run else hub.tidy()[1]
+    layers = 0 if ask.dry_run else hub.maintenance.tidy()[1]
     return Swept(
         **msgspec.structs.asdict(found), bytes_freed=found.bytes_freed, layers_removed=layers
     )
@@ -107,8 +107,8 @@ class Dropped(msgspec.Struct, frozen=True):
 def drop(rooms: SessionPool, ask: Drop) -> Dropped:
     """Forget a workspace and its machine's files; its branch and commits stay."""
     with rooms.hub() as hub:
-        hub.workspace_table.need(ask.name)
-        row = hub._session_manager().table.find_by_branch(ask.name)
+        hub.workspaces.table.need(ask.name)
+        row = hub.session_manager.table.find_by_branch(ask.name)
     with rooms.hub() if row is None else rooms.with_session_closed(row) as hub:
         hub.drop(ask.name, discard=ask.discard)
     return Dropped(ask.name)
@@ -142,4 +142,4 @@ def doctor(hub: Hub, caller: Caller) -> HostInfo:
     from ortet.machines.doctor import probe_host
 
     caller.need_host()
-    return HostInfo(probe_host(hub.root, criu=criu_setting()), hub.leftovers())
+    return HostInfo(probe_host(hub.root, criu=criu_setting()), hub.maintenance.leftovers())

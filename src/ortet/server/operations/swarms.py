@@ -8,15 +8,14 @@ import msgspec
 
 from ortet.errors import Conflict, NotFound
 from ortet.history.commits import CommitInfo
+from ortet.hub.hub import drop_fork, hub_of
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.machine import Command, Seconds
 from ortet.server.operations.registry import operation
 from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import Number, OperationRequest, Ref
 from ortet.server.session_pool.pool import SessionPool
-from ortet.sessions.history.swarm_results import drop_fork
 from ortet.sessions.reader import SessionReader
-from ortet.sessions.results import RestoreResult
 from ortet.sessions.session import Session
 from ortet.sessions.swarm_api import (
     Attempt,
@@ -26,6 +25,7 @@ from ortet.sessions.swarm_api import (
     swarm_topic,
 )
 from ortet.store.lease import is_lease_held
+from ortet.workspaces.results import RestoreResult
 
 Name = Annotated[
     str, msgspec.Meta(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$")
@@ -44,9 +44,9 @@ class SwarmInfo(SwarmResult, frozen=True):
 
 
 def info_of(view: SessionReader, found: SwarmResult) -> SwarmInfo:
-    hub, topic = view.hub, swarm_topic(view.id)
+    hub, topic = hub_of(view), swarm_topic(view.id)
     driven = found.state != "finished" and is_lease_held(
-        hub.catalog, topic, hub._store.host, hub.clock.now_ns()
+        hub.catalog, topic, hub.store.host, hub.clock.now_ns()
     )
     return SwarmInfo(**msgspec.structs.asdict(found), driven=driven)
 
@@ -131,7 +131,7 @@ class OfSwarm(OperationRequest, frozen=True):
 @operation("GET", "/sessions/{session}/swarms")
 def list_swarms(view: SessionReader, ask: Paged) -> Page[SwarmInfo]:
     """The swarms of a session, the oldest first."""
-    found = view.hub.swarms.all(view)
+    found = hub_of(view).swarms.all(view)
     return paginate(found, ask, lambda one: one.name).map_items(lambda one: info_of(view, one))
 
 
@@ -142,7 +142,7 @@ class NamedSwarm(OperationRequest, frozen=True):
 @operation("GET", "/sessions/{session}/swarms/{name}")
 def show_swarm(view: SessionReader, ask: NamedSwarm) -> SwarmInfo:
     """One swarm, with its attempts."""
-    return info_of(view, view.hub.swarms.get(view, ask.name))
+    return info_of(view, hub_of(view).swarms.get(view, ask.name))
 
 
 @operation("POST", "/sessions/{session}/swarms/{name}/stop", filtered=True, needs_host=True)
@@ -200,7 +200,7 @@ def merge_attempt(session: Session, ask: Winner) -> Brought:
 
 
 def _attempt(session: Session, ask: Winner) -> Attempt:
-    found = session.hub.swarms.get(session, ask.name)
+    found = hub_of(session).swarms.get(session, ask.name)
     if ask.attempt is None:
         chosen = found.best
     else:

@@ -110,7 +110,7 @@ def turn(rooms: SessionPool, ask: CarriedTurn, caller: Caller, key: str) -> Carr
     if ask.session is not None or ask.goal:
         raise Invalid("bad_request", "what you carry says which session it is: leave that out")
     with rooms.hub() as hub:
-        held = read_carry(hub._session_manager(), ask.carry)
+        held = read_carry(hub.session_manager, ask.carry)
     with rooms.open_session(rooms.row(held.session, caller.sees)) as session:
         try:
             # A position can be continued once, so its hash is the idempotency key.

@@ -52,7 +52,7 @@ def make_grant(context: AppContext) -> Grant:
         caller.need(cast("TokenScope", needs))
         caller.need_raw()
         hub = context.tenants.session_pool(caller.tenant).shared_hub
-        catalog = cast("Catalog", _GuardedCatalog(hub.catalog, caller, hub._store.host))
+        catalog = cast("Catalog", _GuardedCatalog(hub.catalog, caller, hub.store.host))
         return GrantedStore(catalog, hub.bucket, hub.signal, hub.objects, hub.clock)
 
     return access

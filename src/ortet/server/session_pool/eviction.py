@@ -17,7 +17,6 @@ from ortet.server.session_pool.slots import ErrorReporter, SlotTable
 from ortet.sessions.writing.lease_handover import (
     RETRY_SECONDS,
     LeaseRequests,
-    is_shared_store,
     request_topic,
     requested_session,
 )
@@ -51,7 +50,7 @@ class SlotEvictor:
         self._min_hold = min_hold
         self._report_error = report_error
         self._poll_interval = (
-            min(RETRY_SECONDS, idle_timeout / 4) if is_shared_store(hub) else idle_timeout / 4
+            min(RETRY_SECONDS, idle_timeout / 4) if hub.store.is_shared else idle_timeout / 4
         )
         self._wakeup = slots.wakeup
         self._stopped = Event()
@@ -124,7 +123,7 @@ class SlotEvictor:
         return [room for room in rooms if room is not None and room.hub is not None]
 
     def _run(self) -> None:
-        requests, rested, next_ = LeaseRequests(self._hub), time.monotonic(), 0.0
+        requests, rested, next_ = LeaseRequests(self._hub.store), time.monotonic(), 0.0
         while not self._stopped.is_set():
             try:
                 self._wakeup.wait(max(0.0, next_ - time.monotonic()))

@@ -70,7 +70,7 @@ class SessionHandover:
     @contextmanager
     def request_lease(self, session: str, timeout: float) -> Iterator[LeaseWaiter]:
         """Yield a waiter for the lease of a session. The request ends with the block."""
-        with LeaseRequest(self._hub, session) as request:
+        with LeaseRequest(self._hub.store, session) as request:
             yield LeaseWaiter(self._signal, request, released_topic(session), timeout)
 
 

@@ -10,7 +10,6 @@ from contextlib import suppress
 
 from ortet.errors import OrtetError
 from ortet.hub.hub import Hub
-from ortet.sessions.writing.lease_handover import is_shared_store
 from ortet.store.lease import (
     LEASE_TTL_NS,
     HeldLease,
@@ -25,15 +24,15 @@ _SERVER_LEASE_PREFIX = "server:"
 
 def current_owner(hub: Hub) -> str:
     """Return the owner name of this process for requests."""
-    return f"{owner_prefix(hub._store.host)}:http"
+    return f"{owner_prefix(hub.store.host)}:http"
 
 
 def has_owner_exited(hub: Hub, owner: str) -> bool:
     """Return True if the process of an owner is known to have ended."""
-    host = hub._store.host
+    host = hub.store.host
     if is_owner_dead(owner, host):
         return True
-    if not is_shared_store(hub) or owner.partition(":")[0] == host:
+    if not hub.store.is_shared or owner.partition(":")[0] == host:
         return False
     return not is_lease_held(hub.catalog, _SERVER_LEASE_PREFIX + owner, host, hub.clock.now_ns())
 
@@ -44,7 +43,7 @@ class ServerLiveness:
     def __init__(self, hub: Hub) -> None:
         self._renewer = LeaseRenewer()
         self._held_lease: HeldLease | None = None
-        if is_shared_store(hub):
+        if hub.store.is_shared:
             owner = current_owner(hub)
             lease = hub.catalog.acquire(_SERVER_LEASE_PREFIX + owner, owner, LEASE_TTL_NS)
             self._held_lease = HeldLease(hub.catalog, hub.clock, lease)

@@ -86,7 +86,7 @@ class SessionPool:
 
     def _open_hub(self) -> Hub:
         hub = self._hub_factory()
-        hub.allows_lease_handover = True
+        hub.store.allows_lease_handover = True
         return hub
 
     @property
@@ -135,7 +135,7 @@ class SessionPool:
         row = room.row if room is not None else None  # an open session cannot be removed
         if row is None or (row.id != session and not sees(row.agent)):
             with self.hub() as hub:
-                row = hub._session_manager().table.resolve_visible(session, sees)
+                row = hub.session_manager.table.resolve_visible(session, sees)
             if (row.agent, row.name) == (_DEFAULT_AGENT, session):
                 self._slots.remember_name(row.id, session)
         if not sees(row.agent):
@@ -212,7 +212,7 @@ class SessionPool:
             reopen: Open the session again with `opener` if it is already open here.
         """
         with self.hub() as hub:
-            row = hub._session_manager().table.find(agent, name)
+            row = hub.session_manager.table.find(agent, name)
         if row is None:
             row = self._create_session(agent, name, opener)
             reopen = False
@@ -227,7 +227,7 @@ class SessionPool:
             try:
                 session = opener(hub)
             except Refused as error:
-                row = hub._session_manager().table.find(agent, name)
+                row = hub.session_manager.table.find(agent, name)
                 if error.kind != "lease_held" or row is None:
                     raise
                 return row  # another process created it first

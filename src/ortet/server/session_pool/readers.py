@@ -60,7 +60,7 @@ class HubPool:
 
         If pausing fails, the hub is closed and the error is raised.
         """
-        if hub.open_workspaces():
+        if hub.workspaces.find_open():
             hub.close()
             return
         try:
@@ -79,7 +79,9 @@ class HubPool:
             return self._open_hub()
 
     def _put_idle(self, hub: Hub) -> None:
-        used = hub.open_workspaces() or hub.close_callbacks or hub._machines.has_engines
+        used = (
+            hub.workspaces.find_open() or hub.close_callbacks or hub.workspaces.machines.has_engines
+        )
         if used or len(self._idle) >= _MAX_IDLE_HUBS:
             hub.close()
             return

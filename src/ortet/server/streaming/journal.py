@@ -30,7 +30,7 @@ from ortet.server.streaming.sse import (
     request_cursor,
 )
 from ortet.server.streaming.streams import Streams
-from ortet.sessions.history.participants import load_event_log
+from ortet.sessions.history.load import load_event_log
 from ortet.sessions.table import SessionRow
 from ortet.sessions.writing.inbox import pending_messages
 
@@ -111,7 +111,7 @@ class JournalSource(StreamSource):
 
 
 def _event_log(hub: Hub, id_: str) -> EventLog:
-    minds = hub._session_manager()
+    minds = hub.session_manager
     return load_event_log(minds, minds.table.get(id_))[0]
 
 

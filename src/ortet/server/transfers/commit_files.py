@@ -115,7 +115,7 @@ def _find_file(
     caller: Caller = request.state.caller
     with streams.session_pool(request).hub() as hub:
         oid = streams.commit_visibility.resolve_commit(hub, caller, request.path_params["commit"])
-        root = hub.read_image(hub.image_oid(oid)).root
+        root = hub.store.read_image(hub.store.image_oid(oid)).root
         entry = hub.trees.resolve(root, path)
         if entry is None:
             shown = os.fsdecode(path)

@@ -26,7 +26,8 @@ from ortet.sessions.writing.event_writer import EventWriter
 from ortet.sessions.writing.inbox import pending_events
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
+    from ortet.sessions.manager import SessionManager
+    from ortet.store.context import StoreContext
 
 
 # Index of the sessions with open approval requests.
@@ -53,40 +54,40 @@ def inherited_approval_rows(rows: Iterable[SessionRow], fold: Fold | None) -> li
 
 
 def pending_approvals(
-    hub: Hub, sees: Callable[[str], bool] = lambda _agent: True
+    sessions: SessionManager, sees: Callable[[str], bool] = lambda _agent: True
 ) -> list[tuple[SessionRow, Approval]]:
     """Return the open approval requests of all sessions, oldest session first.
 
     Args:
         sees: says which agents are included.
     """
-    if hub.catalog.row(*_INDEX_COMPLETE_ROW) is None:
-        _build_index(hub)
+    if sessions.store.catalog.row(*_INDEX_COMPLETE_ROW) is None:
+        _build_index(sessions)
     found: list[tuple[SessionRow, Approval]] = []
     done: list[RowChange] = []
-    for hint in _hints(hub.catalog):
+    for hint in _hints(sessions.store.catalog):
         try:
-            row = hub._session_manager().table.get(hint.key)
+            row = sessions.table.get(hint.key)
         except NotFound:
             done.append(_drop_hint(hint))
             continue
         if not sees(row.agent):
             continue
-        waiting = _open_approvals(hub, row)
+        waiting = _open_approvals(sessions, row)
         found += [(row, one) for one in waiting]
         if not waiting:
             done.append(_drop_hint(hint))
     if done:
         with suppress(OrtetError):  # a new request came in; the next call drops the other rows
-            hub.catalog.move([], verb="answered", rows=done)
+            sessions.store.catalog.move([], verb="answered", rows=done)
     return sorted(found, key=lambda pair: (pair[0].created, len(pair[0].name), pair[0].name))
 
 
-def _open_approvals(hub: Hub, row: SessionRow) -> list[Approval]:
+def _open_approvals(sessions: SessionManager, row: SessionRow) -> list[Approval]:
     """Return the open requests of a session. A closed or archived session has none."""
     if row.status in (CLOSED, ARCHIVED):
         return []
-    return [one for one in hub.get(row.id).approvals() if one.state == "asked"]
+    return [one for one in sessions.get(row.id).approvals() if one.state == "asked"]
 
 
 def _drop_hint(hint: CatalogRow) -> RowChange:
@@ -100,12 +101,14 @@ def _hints(catalog: Catalog) -> list[CatalogRow]:
     return found
 
 
-def _build_index(hub: Hub) -> None:
+def _build_index(sessions: SessionManager) -> None:
     """Build the index once for a store of an earlier release. New requests add their own rows."""
-    asking = [pending_approval_row(row.id) for row in hub.sessions() if _open_approvals(hub, row)]
+    asking = [
+        pending_approval_row(row.id) for row in sessions.all() if _open_approvals(sessions, row)
+    ]
     kind, key = _INDEX_COMPLETE_ROW
     with suppress(OrtetError):  # a read-only store is searched each time
-        hub.catalog.move([], verb="asks", rows=[*asking, RowChange(kind, key, b"")])
+        sessions.store.catalog.move([], verb="asks", rows=[*asking, RowChange(kind, key, b"")])
 
 
 USED = "approval-used"
@@ -143,8 +146,8 @@ def draft_answer(approval: str, *, by: str, ok: bool, why: str) -> Draft:
 class Approvals:
     """The approvals that one session requests and uses."""
 
-    def __init__(self, hub: Hub, row: SessionRow, writer: EventWriter) -> None:
-        self._hub = hub
+    def __init__(self, store: StoreContext, row: SessionRow, writer: EventWriter) -> None:
+        self._store = store
         self._row = row
         self._writer = writer
 
@@ -153,10 +156,10 @@ class Approvals:
         if not what or not isinstance(what, str):
             raise Invalid("bad_request", f"{what!r}: say in words what is to be allowed")
         check_text(why=why)
-        data = {"id": uuid7(self._hub.clock, self._hub.random), "what": what, "why": why}
+        data = {"id": uuid7(self._store.clock, self._store.random), "what": what, "why": why}
         if digest:
             data["digest"] = digest
-        draft, rows = Draft("asked", data, self._hub.author), [pending_approval_row(self._row.id)]
+        draft, rows = Draft("asked", data, self._store.author), [pending_approval_row(self._row.id)]
         event: Event = self._writer.add(draft, rows=rows, durable=True)[0]
         return str(event.data["id"])
 
@@ -176,7 +179,7 @@ class Approvals:
             if approval.digest != digest:
                 continue
             key = f"{self._row.family}/{approval.id}"
-            used = self._hub.catalog.row(USED, key)
+            used = self._store.catalog.row(USED, key)
             if used is not None and used.value.decode() != effect:
                 continue
             if approval.state == "asked":

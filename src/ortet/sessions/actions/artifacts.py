@@ -76,8 +76,8 @@ class Orphans(msgspec.Struct, frozen=True):
     files: list[str]
 
 
-def store(objects: ObjectStore, data: bytes) -> StoredContent:
-    """Store bytes. Call inside `hub.writing()`, and flush before the event is appended."""
+def store_content(objects: ObjectStore, data: bytes) -> StoredContent:
+    """Store bytes. Call inside `store.writing()`, and flush before the event is appended."""
     return StoredContent(put_bytes(objects, data).hex(), len(data))
 
 
@@ -234,10 +234,12 @@ def unaccounted_files(files: Workspace, artifacts: Iterable[Artifact]) -> list[s
     before = None
     head = files.head
     with suppress(NotFound):  # the first commits may hold no files
-        for commit in files.hub.history.first_parents(Oid(bytes.fromhex(head.oid))) if head else ():
-            before = files.image_at(commit)
+        for commit in (
+            files.store.history.first_parents(Oid(bytes.fromhex(head.oid))) if head else ()
+        ):
+            before = files.files.branch.image_at(commit)
     names = {artifact.name for artifact in artifacts}
-    changes: list[Any] = diff_images(files.hub.trees, before, files.current_image())
+    changes: list[Any] = diff_images(files.store.trees, before, files.files.current_image())
     return sorted(
         change.path
         for change in changes

@@ -31,7 +31,7 @@ from ortet.sessions.writing.event_writer import EventWriter
 from ortet.store.lease import is_owner_dead
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
+    from ortet.store.context import StoreContext
 
 T = TypeVar("T")
 Shortfalls = Sequence[tuple["BudgetLevel", Sequence[str]]]
@@ -167,12 +167,14 @@ class Budget:
     pauses.
     """
 
-    def __init__(self, hub: Hub, row: SessionRow, writer: EventWriter, *, host: str) -> None:
-        self._hub = hub
+    def __init__(
+        self, store: StoreContext, row: SessionRow, writer: EventWriter, *, host: str
+    ) -> None:
+        self._store = store
         self._row = row
         self._writer = writer
         self._host = host
-        self._counted_until = hub.clock.now_ns()  # wall time is counted up to here
+        self._counted_until = store.clock.now_ns()  # wall time is counted up to here
         self._may_hold_unspent = (
             True  # False is certain: other sessions never increase this reservation
         )
@@ -202,8 +204,8 @@ class Budget:
         self._may_hold_unspent = True
 
         def attempt() -> tuple[list[Event], Refused | None]:
-            before = levels(self._hub.catalog, self._row)
-            now = self._hub.clock.now_ns()
+            before = levels(self._store.catalog, self._row)
+            now = self._store.clock.now_ns()
             paid = {**amounts, **self._seconds(before, amounts, now)}
             after, calls, short = self._pay(before, paid)
             data: dict[str, Any] = {"amounts": paid}
@@ -213,7 +215,7 @@ class Budget:
             rows = [c for old, new in zip(before, after, strict=True) for c in new.changes(old)]
             rows += [
                 *calls,
-                bill_row_change(self._hub.catalog, self._row, paid, model, at or now),
+                bill_row_change(self._store.catalog, self._row, paid, model, at or now),
                 *extra_rows,
             ]
             failpoint("budget.before-spend")
@@ -227,7 +229,7 @@ class Budget:
         """Set limits of the family. Limits that are not given stay."""
 
         def attempt() -> Event:
-            catalog, level = self._hub.catalog, levels(self._hub.catalog, self._row)[0]
+            catalog, level = self._store.catalog, levels(self._store.catalog, self._row)[0]
             rows = list(reservation_rows(catalog, level.family))
             account = budget_math.relimit(level.account, {row.key: p for row, p in rows}, limits)
             kind = kind_of(level.family)
@@ -243,19 +245,19 @@ class Budget:
 
     def refusal_if_spent(self) -> Refused | None:
         """Return the refusal if nothing is left to pay an action, otherwise None."""
-        found = levels(self._hub.catalog, self._row)
+        found = levels(self._store.catalog, self._row)
         timed = any(SECONDS in level.account.limits for level in found)
         if timed and not self.remaining()[SECONDS]:
             self.spend({})
-            found = levels(self._hub.catalog, self._row)
+            found = levels(self._store.catalog, self._row)
         short = [(level, names) for level in found if (names := self._empty(level))]
         return self._refusal(short) if short else None
 
     def remaining(self) -> dict[str, float]:
         """Return the remaining amount of each counter, with time counted up to now."""
-        found = remaining_for(self._hub.catalog, self._row)
+        found = remaining_for(self._store.catalog, self._row)
         if SECONDS in found:
-            elapsed = max(0, self._hub.clock.now_ns() - self._counted_until) / 1e9
+            elapsed = max(0, self._store.clock.now_ns() - self._counted_until) / 1e9
             found[SECONDS] = max(0.0, found[SECONDS] - elapsed)
         return found
 
@@ -265,7 +267,7 @@ class Budget:
         The time runs from the last count to the last sign of life: the last event, or
         `alive_until`, when the process last renewed its lease.
         """
-        found = levels(self._hub.catalog, self._row)
+        found = levels(self._store.catalog, self._row)
         if not _has_time_limit(found):
             return
         timeline = self._row.timeline
@@ -292,22 +294,22 @@ class Budget:
 
     def count(self) -> None:
         """Count the wall time up to now."""
-        found = levels(self._hub.catalog, self._row)
-        if self._seconds(found, {}, self._hub.clock.now_ns()):
+        found = levels(self._store.catalog, self._row)
+        if self._seconds(found, {}, self._store.clock.now_ns()):
             self.spend({})
 
     def return_unspent(self) -> None:
         """Return reserved and unspent amounts to the family, for siblings."""
 
         def attempt() -> None:
-            before = levels(self._hub.catalog, self._row)
+            before = levels(self._store.catalog, self._row)
             after = [
                 self._replace_amounts(old, budget_math.return_unspent(old.account, old.purse))
                 for old in before
             ]
             rows = [c for old, new in zip(before, after, strict=True) for c in new.changes(old)]
             if rows:
-                self._hub.catalog.move([], verb="budget", actor=self._hub.author, rows=rows)
+                self._store.catalog.move([], verb="budget", actor=self._store.author, rows=rows)
 
         if self._may_hold_unspent:
             _retry_row_conflict(attempt)
@@ -345,7 +347,7 @@ class Budget:
 
     def _reclaim_abandoned(self, level: BudgetLevel) -> tuple[list[RowChange], FamilyBudget]:
         """Return the changes that reclaim amounts held by sessions that no process has open."""
-        catalog, account, changes = self._hub.catalog, level.account, []
+        catalog, account, changes = self._store.catalog, level.account, []
         for row, purse in reservation_rows(catalog, level.family):
             if row.key != level.key and not self._is_open(row.key):
                 account, kept = budget_math.return_unspent(account, purse)
@@ -355,8 +357,8 @@ class Budget:
         return changes, account
 
     def _is_open(self, session: str) -> bool:
-        lease = self._hub.catalog.lease(f"session:{session}")
-        if lease is None or lease.expires <= self._hub.clock.now_ns():
+        lease = self._store.catalog.lease(f"session:{session}")
+        if lease is None or lease.expires <= self._store.clock.now_ns():
             return False
         return not is_owner_dead(lease.owner, self._host)
 
@@ -372,7 +374,7 @@ class Budget:
         for old, new in zip(before, after, strict=True):
             account = new.account
             if any(account.warned.get(name) != account.soft.get(name) for name in account.soft):
-                spent = budget_math.add(spent_by(self._hub.catalog, old.family), paid)
+                spent = budget_math.add(spent_by(self._store.catalog, old.family), paid)
                 told = budget_math.to_warn(account, spent)
                 for name, limit in told.items():
                     data = {"what": "budget", "name": name, "limit": limit}
@@ -395,7 +397,7 @@ class Budget:
 
     def _refusal(self, short: Shortfalls) -> Refused:
         level, names = short[0]
-        account, spent = level.account, spent_by(self._hub.catalog, level.family)
+        account, spent = level.account, spent_by(self._store.catalog, level.family)
         parts, raised = [], []
         for name in names:
             if name in level.purse.share and name in budget_math.exhausted_shares(level.purse):
@@ -412,7 +414,7 @@ class Budget:
             "budget_spent",
             f"the budget is spent ({'; '.join(parts)}) and session {self._row.name!r} is paused: "
             f"open {whose} and raise the limit with s.budget({', '.join(raised)})",
-            left=remaining_for(self._hub.catalog, self._row),
+            left=remaining_for(self._store.catalog, self._row),
             limits=account.limits,
             spent=spent,
             session=self._row.id,
@@ -424,7 +426,7 @@ class Budget:
             "budget_spent",
             f"session {self._row.name!r} has spent its share ({name} {used:g} of {most:g}) and is "
             "paused: give each attempt more with budget=",
-            left=remaining_for(self._hub.catalog, self._row),
+            left=remaining_for(self._store.catalog, self._row),
             limits=level.purse.share,
             spent=level.purse.spent,
             session=self._row.id,
@@ -435,7 +437,7 @@ class Budget:
         return replace(level, account=new[0], purse=new[1])
 
     def _draft(self, kind: str, data: dict[str, Any]) -> Draft:
-        return Draft(kind, data, self._hub.author)
+        return Draft(kind, data, self._store.author)
 
 
 def _has_time_limit(found: Sequence[BudgetLevel]) -> bool:

@@ -44,7 +44,7 @@ from ortet.sessions.table import SessionRow
 from ortet.sessions.writing.event_writer import EventWriter
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
+    from ortet.store.context import StoreContext
 
 _MAX_COMMAND_CHARS = 500
 _RERUN = ("pure", "idempotent")
@@ -111,11 +111,11 @@ class Intent(msgspec.Struct, frozen=True):
 class EffectLog:
     """Runs and records the actions of one session."""
 
-    def __init__(self, hub: Hub, row: SessionRow, writer: EventWriter) -> None:
-        self._hub = hub
+    def __init__(self, store: StoreContext, row: SessionRow, writer: EventWriter) -> None:
+        self._store = store
         self._row = row
         self._writer = writer
-        self.approvals = Approvals(hub, row, writer)
+        self.approvals = Approvals(store, row, writer)
         self.in_progress: dict[str, int] = {}  # id of each action in progress -> its thread
 
     def act(
@@ -179,7 +179,10 @@ class EffectLog:
     ) -> EffectRow:
         """Write the intent durably, or return the effect that was done under the same key."""
         check_text(why=why)
-        said, why = self._hub.redact(arguments(args, kwargs)), self._hub.redact(why)
+        said, why = (
+            self._store.secrets.redact(arguments(args, kwargs)),
+            self._store.secrets.redact(why),
+        )
         before, version = self._find_previous(action)
         if before is not None and before.effect.state == _DONE:
             return before
@@ -197,7 +200,7 @@ class EffectLog:
 
     def settle(self, effect: str, outcome: Any, *, failed: bool, error: str = "") -> Event:
         """Record the outcome of an effect that has none; see `Session.settle`."""
-        row = self._hub.catalog.row(self._kind, effect)
+        row = self._store.catalog.row(self._kind, effect)
         if row is None:
             raise no_effect(effect)
         deed = decode(EffectRow, row.value)
@@ -219,7 +222,7 @@ class EffectLog:
         """
         for effect in list(self._writer.state.effects):
             if effect.state == _BEGUN:
-                row = self._hub.catalog.row(self._kind, effect.id)
+                row = self._store.catalog.row(self._kind, effect.id)
                 deed = decode(EffectRow, row.value) if row is not None else None
                 if deed is None:
                     continue
@@ -236,7 +239,7 @@ class EffectLog:
             data["outcome"] = effect_row.outcome
         if effect_row.error:
             data["error"] = effect_row.error
-        self._writer.add(Draft("ended", data, self._hub.author))
+        self._writer.add(Draft("ended", data, self._store.author))
 
     def _find_previous(self, action: Action) -> tuple[EffectRow | None, int]:
         """Return the effect that was done or begun under the same key, and the version of its row.
@@ -273,8 +276,8 @@ class EffectLog:
         return None, 0
 
     def _find_by_key(self, key: str) -> tuple[EffectRow | None, int]:
-        row = self._hub.catalog.row("deed-key", key)
-        found = self._hub.catalog.row(self._kind, row.value.decode()) if row else None
+        row = self._store.catalog.row("deed-key", key)
+        found = self._store.catalog.row(self._kind, row.value.decode()) if row else None
         return (decode(EffectRow, found.value), found.version) if found else (None, 0)
 
     def _begin(
@@ -292,8 +295,8 @@ class EffectLog:
         `version` is that of the row of `before`. If two processes retry the effect, the first one
         wins.
         """
-        hub = self._hub
-        id_ = before.effect.id if before else uuid7(hub.clock)
+        store = self._store
+        id_ = before.effect.id if before else uuid7(store.clock)
         mark = self.digest_call(action, call_arguments)
         approval, rows = "", []
         if approve is not None:
@@ -308,12 +311,12 @@ class EffectLog:
             state=_BEGUN,
             key=action.key,
             scope=action.scope,
-            why=hub.redact(why),
+            why=store.secrets.redact(why),
             digest=mark,
             begun=self._writer.tip.seq + 1,
-            time=hub.clock.now_ns(),
-            actor=hub.author,
-            command=command_of(hub, {"name": action.name, **call_arguments}),
+            time=store.clock.now_ns(),
+            actor=store.author,
+            command=command_of(store, {"name": action.name, **call_arguments}),
         )
         deed = EffectRow(effect, self._row.id)
         rows.append(RowChange(self._kind, id_, encode(deed), expect=version))
@@ -333,7 +336,7 @@ class EffectLog:
         if self.in_progress.setdefault(id_, me) != me:
             raise in_flight(effect_row.effect.key, self._row.id)
         try:
-            self._writer.add(Draft("begun", data, self._hub.author), rows=rows)
+            self._writer.add(Draft("begun", data, self._store.author), rows=rows)
         except BaseException as error:
             del self.in_progress[id_]
             if isinstance(error, Conflict) and is_used(error):
@@ -353,7 +356,7 @@ class EffectLog:
         settled: bool = False,
         synthetic: bool = False,
     ) -> Event:
-        outcome, error = self._hub.redact(outcome), self._hub.redact(error)
+        outcome, error = self._store.secrets.redact(outcome), self._store.secrets.redact(error)
         data: dict[str, Any] = {"id": effect_row.effect.id, "state": state}
         if outcome is not None:
             data["outcome"] = outcome
@@ -373,13 +376,13 @@ class EffectLog:
                     effect_row, effect=effect, outcome=outcome, error=error
                 )
                 change = RowChange(self._kind, effect.id, encode(ended))
-                return self._writer.add(Draft("ended", data, self._hub.author), rows=[change])[0]
+                return self._writer.add(Draft("ended", data, self._store.author), rows=[change])[0]
         finally:
             self.in_progress.pop(effect_row.effect.id, None)
 
     def digest_call(self, action: Action, call_arguments: dict[str, Any]) -> str:
         """Return the digest of a call: equal for equal name and arguments."""
-        return digest(self._hub.objects.hasher.oid, action.name, call_arguments)
+        return digest(self._store.objects.hasher.oid, action.name, call_arguments)
 
     @property
     def _kind(self) -> str:
@@ -389,9 +392,9 @@ class EffectLog:
         return key_of(self._row, action.scope, action.key)
 
 
-def command_of(hub: Hub, data: dict[str, Any]) -> str:
+def command_of(store: StoreContext, data: dict[str, Any]) -> str:
     """Return the command of an action for display, shortened. The journal has the full text."""
-    found: str = hub.redact(command_text(data))
+    found: str = store.secrets.redact(command_text(data))
     return clip(found, _MAX_COMMAND_CHARS)
 
 

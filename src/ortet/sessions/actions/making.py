@@ -146,17 +146,21 @@ class ActionsMixin(ExternalStateMixin):
         self._begin_change()
 
         def tell() -> tuple[list[Event], Refused | None]:
-            with self._hub.writing():  # a sweep must not delete the objects before the event exists
+            with (
+                self._store.writing()
+            ):  # a sweep must not delete the objects before the event exists
                 refs = []
                 for name, content in said.items():
-                    stored = artifacts.store(self._hub.objects, self._hub.redact_bytes(content))
+                    stored = artifacts.store_content(
+                        self._store.objects, self._store.secrets.redact_bytes(content)
+                    )
                     data[name] = {"oid": stored.oid, "size": stored.size}
                     refs += stored.refs
-                self._hub.objects.flush()
-                draft = Draft("model", data, self._hub.author, refs)
+                self._store.objects.flush()
+                draft = Draft("model", data, self._store.author, refs)
                 return self._budget.spend(amounts, model=model, drafts=[draft])
 
-        events, refusal = run_with_sweep_retry(self._hub, tell)
+        events, refusal = run_with_sweep_retry(self._store, tell)
         self._auto_commit_if_due("model", data)
         if refusal is not None:
             self._stop(refusal)
@@ -264,7 +268,7 @@ class ActionsMixin(ExternalStateMixin):
         """
         check_text(kind=kind, media=media, link=link, why=why)
         require(FLAG, allow_secrets=allow_secrets)
-        with self._hub.allow_secrets(allow_secrets):
+        with self._store.secrets.allow(allow_secrets):
             made, kept = self._store_artifact(
                 name, kind=kind, data=data, media=media, link=link, why=why
             )
@@ -284,20 +288,20 @@ class ActionsMixin(ExternalStateMixin):
     ) -> tuple[dict[str, Any], Artifact]:
         self._begin_change()
         text = artifacts.check_name(name)
-        with self._hub.writing():  # a sweep must not delete the content before the event exists
+        with self._store.writing():  # a sweep must not delete the content before the event exists
             content = StoredContent("", 0)
             if data is not None and not isinstance(data, bytes | str) and hasattr(data, "fileno"):
                 fd = artifacts.descriptor(data, text)
-                content = artifacts.store_open(self._hub.objects, fd, text, f"the file of {text}")
+                content = artifacts.store_open(self._store.objects, fd, text, f"the file of {text}")
             elif data is not None:
                 held = as_bytes(data)
-                if search := self._hub.objects.scanner:
+                if search := self._store.objects.scanner:
                     search.data(held, f"artifact {text}", _SECRET_HINT)
-                content = artifacts.store(self._hub.objects, held)
+                content = artifacts.store_content(self._store.objects, held)
             elif not link:
                 text, path = artifacts.locate(text, self._root())
-                content = artifacts.store_file(self._hub.objects, path, text)
-            self._hub.objects.flush()
+                content = artifacts.store_file(self._store.objects, path, text)
+            self._store.objects.flush()
             failpoint("artifact.stored")
             with self._writer.exclusive():  # two threads must not make the same version
                 made = {
@@ -313,7 +317,7 @@ class ActionsMixin(ExternalStateMixin):
                 }
                 # durable at once: only an event in the catalog protects its content from a sweep
                 self._writer.add(
-                    Draft("artifact", made, self._hub.author, content.refs), durable=True
+                    Draft("artifact", made, self._store.author, content.refs), durable=True
                 )
                 return made, artifacts.find(self._state.artifacts, text, None)
 
@@ -321,7 +325,7 @@ class ActionsMixin(ExternalStateMixin):
         """Return artifacts whose content is lost, and files without an artifact."""
         known, files = self.artifacts(), self._workspace()
         return Orphans(
-            missing=artifacts.missing_content(self._hub.objects, known),
+            missing=artifacts.missing_content(self._store.objects, known),
             files=artifacts.unaccounted_files(files, known) if files is not None else [],
         )
 
@@ -379,4 +383,4 @@ class ActionsMixin(ExternalStateMixin):
             self._auto_commit.postpone(self._now())
             with suppress(OrtetError):
                 data = {"what": "commit", "kind": error.kind, "error": str(error)}
-                self._writer.add(Draft("warning", data, self._hub.author))
+                self._writer.add(Draft("warning", data, self._store.author))

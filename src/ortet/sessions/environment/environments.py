@@ -30,17 +30,17 @@ def recorded_environments(view: SessionReader) -> tuple[Environment | None, Envi
 
 def environment_at_commit(sessions: SessionManager, commit: Oid) -> Environment | None:
     """Return the environment in which a commit was made, from its own events."""
-    hub = sessions.hub
-    state = hub.history.state(commit)
+    store = sessions.store
+    state = store.history.state(commit)
     if not state.journal:
         return None
-    journal = decode(JournalHead, hub.objects.get(Oid(state.journal)))
-    core = SessionState.load(sessions.maps, hub.objects, journal.fold).core
+    journal = decode(JournalHead, store.objects.get(Oid(state.journal)))
+    core = SessionState.load(sessions.maps, store.objects, journal.fold).core
     wanted, found = set(core.environment.values()), dict[int, Event]()
-    for _, segment in iter_segments(hub.objects, journal.segment):
+    for _, segment in iter_segments(store.objects, journal.segment):
         if len(found) == len(wanted):
             break
-        for row in unseal(hub.objects, segment):
+        for row in unseal(store.objects, segment):
             if row.seq in wanted:
                 found[row.seq] = sessions.chain.read(row)
     return environment_from_events(

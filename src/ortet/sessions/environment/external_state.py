@@ -97,7 +97,7 @@ def surviving_collaborations(view: SessionReader, effects: Sequence[Effect]) -> 
 
 
 def _effect_collaborations(view: SessionReader) -> list[Collaboration]:
-    rows = all_rows(view.hub.catalog, collaboration_rows(view.id))
+    rows = all_rows(view.store.catalog, collaboration_rows(view.id))
     return [decode(Collaboration, value) for _, value in rows]
 
 
@@ -137,10 +137,10 @@ def check_collaboration(
 
 def windows_of(view: SessionReader) -> list[RateLimitWindow]:
     """Return the latest rate limit of each service, known to any session of the agent."""
-    now = view.hub.clock.now_ns()
+    now = view.store.clock.now_ns()
     found = {window.service: window for window in view.state.windows}
     prefix = f"{view.agent}/"
-    rows = [] if view.is_replaying else all_rows(view.hub.catalog, WINDOW, prefix)
+    rows = [] if view.is_replaying else all_rows(view.store.catalog, WINDOW, prefix)
     for key, value in rows:
         real = decode(RateLimitRow, value).window
         service = key.removeprefix(prefix)
@@ -199,19 +199,19 @@ def token_of(view: SessionReader, service: str) -> Secret:
             "no_token",
             f"no token for {service!r} was named: s.token({service!r}, 'name in the vault')",
         )
-    return view.hub.vault.get(found.vault)
+    return view.store.vault.get(found.vault)
 
 
 def browser_of(view: SessionReader, *, current: bool) -> Browser:
     """Return the browser state of this session state, or with `current` the last saved one."""
     found = view.state.browsers.get(BROWSER)
-    if current and (row := view.hub.catalog.row(BROWSER, view.id)) is not None:
+    if current and (row := view.store.catalog.row(BROWSER, view.id)) is not None:
         found = decode(BrowserState, row.value)
     if found is None:
         return Browser([])
     if not found.storage:
         return Browser(found.urls)
-    return Browser(found.urls, msgspec.json.decode(view.hub.vault.get(found.storage).encode()))
+    return Browser(found.urls, msgspec.json.decode(view.store.vault.get(found.storage).encode()))
 
 
 def storage_text(storage: Any) -> str:

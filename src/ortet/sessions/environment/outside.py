@@ -88,7 +88,7 @@ class ExternalStateMixin(ConversationMixin):
                         external_state.collaboration_rows(self.id), name, bare
                     )
                 ]
-            event = self._writer.add(Draft("collaboration", data, self._hub.author), rows=rows)[0]
+            event = self._writer.add(Draft("collaboration", data, self._store.author), rows=rows)[0]
         self._auto_commit_if_due("collaboration", data)
         return msgspec.structs.replace(real, seq=event.seq)
 
@@ -139,7 +139,7 @@ class ExternalStateMixin(ConversationMixin):
             return super().token(service)
         self._begin_change()
         external_state.check_label(service, "a service")
-        if not self._hub.vault.has(name):
+        if not self._store.vault.has(name):
             raise NotFound(
                 "no_secret", f"the vault has no {name!r}: put it there first, hub.vault.put(…)"
             )
@@ -171,7 +171,7 @@ class ExternalStateMixin(ConversationMixin):
             data["urls"] = external_state.check_urls(urls)
         if storage is not None:
             text = external_state.storage_text(storage)
-            vault = self._hub.vault
+            vault = self._store.vault
             data["storage"] = f"{BROWSER_PREFIX}{self.id}/{vault.fingerprint(text)}"
             rows.append(vault.seal(data["storage"], text))
         known = self._state.browsers.get(BROWSER) or BrowserState()
@@ -181,6 +181,6 @@ class ExternalStateMixin(ConversationMixin):
         return super().browser()
 
     def _record_external(self, kind: str, data: dict[str, Any], rows: list[RowChange]) -> Event:
-        event = self._writer.add(Draft(kind, data, self._hub.author), rows=rows)[0]
+        event = self._writer.add(Draft(kind, data, self._store.author), rows=rows)[0]
         self._auto_commit_if_due(kind, data)
         return event

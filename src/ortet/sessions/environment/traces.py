@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ortet._util.codec import decode
 from ortet.backends.base import Catalog, RowChange
-from ortet.errors import Conflict
-from ortet.history.records import EventHeader
-from ortet.hub.governance.rewrite_objects import reachable_journals
 from ortet.journal.events import Event
-from ortet.journal.segments import iter_segments, unseal
-from ortet.journal.state.around import BROWSER, BrowserState
+from ortet.journal.state.around import BROWSER
 from ortet.sessions.environment.external_state import (
     WINDOW,
     RateLimitRow,
@@ -23,7 +18,7 @@ from ortet.sessions.environment.external_state import (
     collaboration_rows,
 )
 from ortet.sessions.swarm_api import attempt_rows, swarm_rows
-from ortet.sessions.table import ARCHIVED, SessionRow
+from ortet.sessions.table import SessionRow
 from ortet.sessions.writing.idempotent_turns import KIND as TURNS
 from ortet.vault.vault import BROWSER_PREFIX
 from ortet.vault.vault import VAULT_ROW_KIND as VAULT
@@ -62,7 +57,7 @@ def rows_repeating_event(
 
     Forks share the event, so their rows are included.
     """
-    data, catalog = event.data, sessions.hub.catalog
+    data, catalog = event.data, sessions.store.catalog
     if event.erased or event.kind not in ("collaboration", "window", "browser"):
         return
     if event.kind == "window":
@@ -85,59 +80,18 @@ def removal_row_changes(sessions: SessionManager, row: SessionRow) -> list[RowCh
 
     Rate limits belong to the agent and stay. Browser states that a fork refers to stay too.
     """
-    hub = sessions.hub
+    store = sessions.store
     kind = collaboration_rows(row.id)
-    gone = [RowChange(kind, name, None) for name, _ in all_rows(hub.catalog, kind)]
+    gone = [RowChange(kind, name, None) for name, _ in all_rows(store.catalog, kind)]
     gone += [RowChange(kind, row.id, None) for kind in (BROWSER, TURNS, DERIVED)]
-    states = set(hub.vault.names(f"{BROWSER_PREFIX}{row.id}/"))
+    states = set(store.vault.names(f"{BROWSER_PREFIX}{row.id}/"))
     if states:
         states -= set(_states_of_forks(sessions, row))
-    for name, swarm in all_rows(hub.catalog, swarm_rows(row.id)):
+    for name, swarm in all_rows(store.catalog, swarm_rows(row.id)):
         kind = attempt_rows(msgspec.msgpack.decode(swarm)["id"])
-        gone += [RowChange(kind, key, None) for key, _ in all_rows(hub.catalog, kind)]
+        gone += [RowChange(kind, key, None) for key, _ in all_rows(store.catalog, kind)]
         gone.append(RowChange(swarm_rows(row.id), name, None))
     return gone + [RowChange(VAULT, name, None) for name in sorted(states)]
-
-
-def drop_unused_browser_states(sessions: SessionManager) -> None:
-    """Drop browser states that no reachable commit, reflog entry or session refers to.
-
-    States of a family with an archived session stay, because its events are in the archive.
-    """
-    catalog = sessions.hub.catalog
-    states = {row.key: row.version for row in sessions.hub.vault.sealed_rows(BROWSER_PREFIX)}
-    used = set(_referenced_states(sessions)) if states else set[str]()
-    away = {row.family for row in sessions.all() if row.status == ARCHIVED}
-    kept = {row.id for row in sessions.all() if row.family in away}
-    gone = [
-        RowChange(VAULT, name, None, expect=version)
-        for name, version in states.items()
-        if name not in used and name.split("/")[1] not in kept
-    ]
-    if gone:
-        with suppress(Conflict):  # a state was stored again concurrently; the next sweep retries
-            catalog.move([], verb="vault", detail="sweep", rows=gone)
-            catalog.scrub()
-
-
-def _referenced_states(sessions: SessionManager) -> Iterator[str]:
-    """Iterate over the browser states that events refer to."""
-    hub, seen = sessions.hub, set[bytes]()
-    for journal in reachable_journals(hub):
-        for oid, segment in iter_segments(hub.objects, journal.segment):
-            if oid in seen:
-                break
-            seen.add(oid)
-            if any(decode(EventHeader, head).kind == "browser" for head in segment.heads):
-                for row in unseal(hub.objects, segment):
-                    event = sessions.chain.read(row, segment.timeline.hex())
-                    yield event.data.get("storage", "")
-    for one in sessions.all():
-        if one.status != ARCHIVED:
-            line = sessions.load(one).line
-            yield from (e.data.get("storage", "") for e in line.events(line.base.seq))
-        if (now := hub.catalog.row(BROWSER, one.id)) is not None:
-            yield decode(BrowserState, now.value).storage
 
 
 def _states_of_forks(sessions: SessionManager, row: SessionRow) -> Iterator[str]:

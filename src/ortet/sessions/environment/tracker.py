@@ -28,9 +28,9 @@ from ortet.sessions.environment.handover import Handover
 from ortet.sessions.environment.probe import probe_environment
 from ortet.sessions.environment.rooted import ProbeTarget
 from ortet.sessions.environment.variables import SessionVariables
-from ortet.sessions.history.cross_host_files import commit_before_release
 from ortet.sessions.history.participants import OpenSessionParticipant
 from ortet.sessions.profiles import Profile
+from ortet.sessions.writing.lease_handover import commit_before_release
 from ortet.store.lease import HeldLease
 from ortet.workspaces.table import FilesMode
 
@@ -109,7 +109,7 @@ class EnvironmentMixin(ActionsMixin):
 
     def probe_on_open(self) -> None:
         """Probe after opening: the session may be on another host now."""
-        self._variables = SessionVariables(self._hub.environ, self._hub.initial_environ)
+        self._variables = SessionVariables(self._store.environ, self._store.initial_environ)
         if self.profile.environment != "asked":
             self._probe_automatically()
 
@@ -144,7 +144,7 @@ class EnvironmentMixin(ActionsMixin):
             if self._last_handover_error != error.kind:
                 self._last_handover_error = error.kind
                 data = {"what": "handover", "kind": error.kind, "error": str(error)}
-                self._writer.add(Draft("warning", data, self._hub.author))
+                self._writer.add(Draft("warning", data, self._store.author))
 
     def _write_handover(self, directory: str, below: str | None) -> Handover:
         if self._story is None:
@@ -155,7 +155,7 @@ class EnvironmentMixin(ActionsMixin):
         """Verify the event chain if the profile says so. Raise Corrupt if an event is damaged."""
         if self.profile.audit and not self.held_lease.is_released:
             self._writer.flush()
-            self._hub.audit(self.id)
+            self._sessions.hub.audit(self.id)
 
     # probing
 
@@ -177,13 +177,13 @@ class EnvironmentMixin(ActionsMixin):
 
     def _probe_environment(self, *, on_request: bool) -> Environment:
         """Return the present environment, and record it if it changed."""
-        known, mine, hub = self._known_environment(), self._session_variables, self._hub
+        known, mine, store = self._known_environment(), self._session_variables, self._store
         then = (known or EMPTY_ENVIRONMENT).variables
         found = probe_environment(
             self._probe_target(),
             mine.visible(then),
-            hub.initial_environ,
-            process_environ=hub.environ,
+            store.initial_environ,
+            process_environ=store.environ,
         )
         now = msgspec.structs.replace(found, variables=mine.record(then))
         self._record_environment(changed_parts(known, now), now, on_request=on_request)
@@ -211,12 +211,12 @@ class EnvironmentMixin(ActionsMixin):
             if on_request:
                 self._begin_change()
             data = {"parts": parts, **({"asked": True} if on_request else {})}
-            self._writer.add(Draft("environment", data, self._hub.author))
+            self._writer.add(Draft("environment", data, self._store.author))
         self._recorded_environment = now
         self._session_variables.mark_recorded()
 
     def _check_secrets(self, now: Environment) -> None:
-        known = self._hub.known_secrets()
+        known = self._store.secrets.scanner()
         for name, one in now.variables.items() if known else ():
             if known and one.value:
                 known.text(one.value, f"variable {name}")
@@ -230,14 +230,14 @@ class EnvironmentMixin(ActionsMixin):
         """Return the differences from `then` to now; none if `then` is not known."""
         if then is None:
             return []
-        known, hub = (self._known_environment() or EMPTY_ENVIRONMENT).variables, self._hub
+        known, store = (self._known_environment() or EMPTY_ENVIRONMENT).variables, self._store
         seen, names = self._session_variables.visible(known), {*known, *then.variables}
         now = probe_environment(
             self._probe_target(),
             seen,
-            hub.initial_environ,
+            store.initial_environ,
             names=names,
-            process_environ=hub.environ,
+            process_environ=store.environ,
         )
         return differences(then, now)
 
@@ -247,7 +247,7 @@ class EnvironmentMixin(ActionsMixin):
     def _session_variables(self) -> SessionVariables:
         """Return the variables of the session's commands."""
         if self._variables is None:
-            self._variables = SessionVariables(self._hub.environ, self._hub.initial_environ)
+            self._variables = SessionVariables(self._store.environ, self._store.initial_environ)
         return self._variables
 
     def inherit_variables(self, parent: EnvironmentMixin) -> None:
@@ -272,10 +272,10 @@ class EnvironmentMixin(ActionsMixin):
 
     def _environment_at(self, ref: bool | str) -> Environment | None:
         if isinstance(ref, str):
-            target = self._hub.refs.resolve(ref, default_branch=self._row.branch)
+            target = self._store.refs.resolve(ref, default_branch=self._row.branch)
             return environment_at_commit(self._sessions, target)
         core = SessionState.load(
-            self._sessions.maps, self._hub.objects, self._event_log.base.fold
+            self._sessions.maps, self._store.objects, self._event_log.base.fold
         ).core
         return environment_from_events(core.environment, self.events)
 
@@ -292,6 +292,9 @@ class EnvironmentMixin(ActionsMixin):
     def _is_in_place(self) -> bool:
         files: FilesMode | None = "private" if self._row.files == "private" else None
         try:
-            return self._hub.resolve_files_and_engine(self._row.engine, files)[0] == "inplace"
+            return (
+                self._sessions.workspaces.resolve_files_and_engine(self._row.engine, files)[0]
+                == "inplace"
+            )
         except Invalid:
             return False

@@ -34,10 +34,10 @@ from ortet.sessions.memory.report import (
 )
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
     from ortet.sessions.manager import SessionManager
     from ortet.sessions.reader import SessionReader
     from ortet.sessions.session import Session
+    from ortet.store.context import StoreContext
 
 _MAX_EVENTS = 20_000
 """Highest number of events searched for one commit, newest first."""
@@ -111,15 +111,16 @@ class CommitComparison(msgspec.Struct, frozen=True):
     come: SideMessages
 
 
-def explain_commit(hub: Hub, commit: Oid, *, limit: int = 200) -> CommitExplanation:
+def explain_commit(sessions: SessionManager, commit: Oid, *, limit: int = 200) -> CommitExplanation:
     """Explain what led to a commit, with at most `limit` reasons."""
-    sessions, info = hub._session_manager(), hub.history.info(commit)
-    parents = hub.history.read(commit).parents
+    store = sessions.store
+    info = store.history.info(commit)
+    parents = store.history.read(commit).parents
     parent = Oid(parents[0]) if parents else None
     old = _journal(sessions, parent) if parent is not None else EMPTY_JOURNAL
     new = _journal(sessions, commit)
-    stretch = find_divergence(hub.objects, old, new)[1]
-    newest = stretch.newest(hub.objects, sessions.chain)
+    stretch = find_divergence(store.objects, old, new)[1]
+    newest = stretch.newest(store.objects, sessions.chain)
     events = list(islice(newest, _MAX_EVENTS))[::-1]
     reasons = _reasons(events)
     learned, given_up = _facts(sessions, commit, events)
@@ -132,29 +133,29 @@ def explain_commit(hub: Hub, commit: Oid, *, limit: int = 200) -> CommitExplanat
         more=len(reasons) > limit or len(events) < stretch.length,
         learned=learned,
         given_up=given_up,
-        files=files_between(hub, parent, commit),
+        files=files_between(store, parent, commit),
     )
 
 
-def files_between(hub: Hub, old: Oid | None, new: Oid) -> list[TreeChange]:
+def files_between(store: StoreContext, old: Oid | None, new: Oid) -> list[TreeChange]:
     """Return the file changes between two commits. A commit may have no files."""
-    return between_images(hub, None if old is None else _image(hub, old), _image(hub, new))
+    return between_images(store, None if old is None else _image(store, old), _image(store, new))
 
 
-def between_images(hub: Hub, old: Image | None, new: Image | None) -> list[TreeChange]:
+def between_images(store: StoreContext, old: Image | None, new: Image | None) -> list[TreeChange]:
     if new is not None:
-        return diff_images(hub.trees, old, new)
-    return diff_trees(hub.trees, old.root, None) if old is not None else []
+        return diff_images(store.trees, old, new)
+    return diff_trees(store.trees, old.root, None) if old is not None else []
 
 
-def compare(hub: Hub, old: Oid, new: Oid, *, limit: int = 200) -> CommitComparison:
+def compare(sessions: SessionManager, old: Oid, new: Oid, *, limit: int = 200) -> CommitComparison:
     """Compare two commits, of one or two sessions, with at most `limit` messages a side."""
-    sessions = hub._session_manager()
+    store = sessions.store
     journals = _journal(sessions, old), _journal(sessions, new)
-    left, come = find_divergence(hub.objects, *journals)
+    left, come = find_divergence(store.objects, *journals)
     before, after = (_core_at(sessions, journal) for journal in journals)
     return CommitComparison(
-        files=files_between(hub, old, new),
+        files=files_between(store, old, new),
         memory=memory_between(memory_at_commit(sessions, old), memory_at_commit(sessions, new)),
         before=_plan_of(before),
         after=_plan_of(after),
@@ -167,10 +168,9 @@ def compare_now(
     view: SessionReader, old: Oid, files: Image | None, *, limit: int = 200
 ) -> CommitComparison:
     """Compare a commit with the present state of a session and these files."""
-    hub = view.hub
-    sessions = hub._session_manager()
+    store, sessions = view.store, view.sessions
     journal, base = _journal(sessions, old), view.event_log.base
-    left, come = find_divergence(hub.objects, journal, base)
+    left, come = find_divergence(store.objects, journal, base)
     core, before = view.state.core, _core_at(sessions, journal)
     said = [
         message_of(event)
@@ -179,7 +179,7 @@ def compare_now(
     ]
     sealed = _side_messages(sessions, come, limit, journal=journal, of=core, other=before)
     return CommitComparison(
-        files=between_images(hub, _image(hub, old), files),
+        files=between_images(store, _image(store, old), files),
         memory=memory_between(memory_at_commit(sessions, old), memory_of_session(view)),
         before=_plan_of(before),
         after=_plan_of(core),
@@ -192,25 +192,25 @@ def files_now(session: Session) -> Image | None:
     """Return the present files, committed or not. This starts the machine of the session."""
     files = session._workspace()
     if files is not None:
-        return files.current_image()
+        return files.files.current_image()
     head = session.head
-    return _image(session.hub, from_hex(head.oid)) if head is not None else None
+    return _image(session.store, from_hex(head.oid)) if head is not None else None
 
 
 # private
 
 
 def _journal(sessions: SessionManager, commit: Oid) -> JournalHead:
-    return journal_of(sessions, sessions.hub.history.state(commit))
+    return journal_of(sessions, sessions.store.history.state(commit))
 
 
-def _image(hub: Hub, commit: Oid) -> Image | None:
-    machine = hub.history.state(commit).machine
-    return hub.read_image(Oid(machine)) if machine else None
+def _image(store: StoreContext, commit: Oid) -> Image | None:
+    machine = store.history.state(commit).machine
+    return store.read_image(Oid(machine)) if machine else None
 
 
 def _core_at(sessions: SessionManager, journal: JournalHead) -> CoreState:
-    return SessionState.load(sessions.maps, sessions.hub.objects, journal.fold).core
+    return SessionState.load(sessions.maps, sessions.store.objects, journal.fold).core
 
 
 def _plan_of(core: CoreState) -> PlanSnapshot:
@@ -236,7 +236,7 @@ def _side_messages(
         of: the state of this side.
         other: the state of the other side.
     """
-    objects, events = sessions.hub.objects, sessions.chain
+    objects, events = sessions.store.objects, sessions.chain
     count, found = 0, list[Message]()
     newest = apart.newest(objects, events)
     if hidden := subtract_ranges(

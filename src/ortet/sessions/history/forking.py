@@ -13,7 +13,7 @@ from ortet.history.records import State
 from ortet.ids import Oid, from_hex
 from ortet.journal.events import Draft, Tip
 from ortet.sessions.actions.approvals import inherited_approval_rows
-from ortet.sessions.history.participants import load_fork_point, load_fresh_fork, start_of
+from ortet.sessions.history.load import load_fork_point, load_fresh_fork, start_of
 from ortet.sessions.profiles import Profile, find_profile
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
@@ -59,7 +59,7 @@ def _fork_named(
     sessions: SessionManager, parent: SessionReader, point: Oid, named: NamedForks
 ) -> list[Session]:
     fork = fork_files if parent.row.has_files else fork_state_only
-    with sessions.hub.writing():
+    with sessions.store.writing():
         _pin_fork_point(parent, point)
         return fork(sessions, parent, point, len(named.suffixes), named=named)
 
@@ -88,8 +88,8 @@ def fork_at(
 def _fork_at(
     parent: Session, at: Oid | None, *, n: int, names: Sequence[str], machine: bool
 ) -> list[Session]:
-    sessions = parent.hub._session_manager()
-    with sessions.hub.writing():  # only its id may refer to the commit
+    sessions = parent.sessions
+    with sessions.store.writing():  # only its id may refer to the commit
         point = from_hex(parent.commit("fork point").oid) if at is None else at
         _pin_fork_point(parent, point)
         parent._budget.return_unspent()  # return reserved budget so that the forks can use it
@@ -101,8 +101,8 @@ def _fork_at(
 
 def _pin_fork_point(parent: SessionReader, point: Oid) -> None:
     branch = parent.row.branch
-    head = parent.hub.catalog.head(f"branch:{branch}") if parent.hub.objects.is_remote else None
-    pin_commit(parent.hub, point, reachable_from=head.oid if head else None, branch=branch)
+    head = parent.store.catalog.head(f"branch:{branch}") if parent.store.objects.is_remote else None
+    pin_commit(parent.store, point, reachable_from=head.oid if head else None, branch=branch)
 
 
 def fork_state_only(
@@ -119,7 +119,7 @@ def fork_state_only(
     Args:
         first: the position where the commit ends, and an event to append to each fork.
     """
-    state = sessions.hub.history.state(point)
+    state = sessions.store.history.state(point)
     for number in range(_TRIES):
         rows = [
             msgspec.structs.replace(_child(sessions, parent.row, name, state), path="", files="")
@@ -153,10 +153,10 @@ def fork_named_session(parent: Session, name: str, point: Oid) -> Session:
     Raises:
         Conflict: "name_taken" if the name is in use.
     """
-    sessions = parent.hub._session_manager()
+    sessions = parent.sessions
     if sessions.table.is_taken(parent.agent, check_session(name)):
         raise fork_taken(name)
-    state = sessions.hub.history.state(point)
+    state = sessions.store.history.state(point)
     child = _child(sessions, parent.row, name, state)
     row = msgspec.structs.replace(child, branch=sessions._free_branch(name), path="", files="")
     together = _fork_extras(sessions, parent, [row], None, None)
@@ -172,10 +172,10 @@ def _create_forks(
     extras: TransactionExtras,
 ) -> list[Lease]:
     """Create all forks in one transaction, each on a new branch at `point`."""
-    return sessions.hub.catalog.move(
+    return sessions.store.catalog.move(
         [Move(f"branch:{row.branch}", None, point) for row in rows],
         verb="fork",
-        actor=sessions.hub.author,
+        actor=sessions.store.author,
         detail=parent.name,
         lease=extras.lease,
         timelines=extras.timelines,
@@ -202,7 +202,7 @@ def fork_files(
     """
     rows: list[SessionRow] = []
     files = "private" if parent.row.path else SCRATCH_FILES
-    state = sessions.hub.history.state(point)
+    state = sessions.store.history.state(point)
 
     def minds(branches: Sequence[str]) -> TransactionExtras:
         names = [parent.name + branch.removeprefix(parent.row.branch) for branch in branches]
@@ -217,9 +217,9 @@ def fork_files(
     if present and isinstance(parent, Session) and first is None and named is None:
         made, leases = parent.machine.fork_with_extras(point, n, extras=minds)
     else:  # the commit is not the present state of the machine
-        known = sessions.hub.workspace_table.need(parent.row.branch)
+        known = sessions.workspaces.table.need(parent.row.branch)
         tails = named.suffixes if named is not None else ()
-        made, leases = sessions.hub.fork_with_extras(
+        made, leases = sessions.workspaces.fork_with_extras(
             known, None, point, n, extras=minds, suffixes=tails
         )
     made_of = []
@@ -241,7 +241,7 @@ def _names(
     if named is None:
         return sessions.table.free_forks(parent.row, n, refresh=refresh)
     names = [f"{parent.name}/{tail}" for tail in named.suffixes]
-    sessions.hub.workspace_table.free_forks(parent.row.branch, n, named.suffixes)
+    sessions.workspaces.table.free_forks(parent.row.branch, n, named.suffixes)
     _check_free(sessions, parent, names)
     return names
 
@@ -263,7 +263,7 @@ def _fork_extras(
     start = start_of(sessions, rows[0], parent.row.timeline)
     appends = []
     if first is not None:
-        event, _ = sessions.chain.make(*first, sessions.hub.clock.now_ns())
+        event, _ = sessions.chain.make(*first, sessions.store.clock.now_ns())
         appends = [Append(row.timeline, [event]) for row in rows]
     return TransactionExtras(
         lease=parent.held_lease.lease if isinstance(parent, Session) else None,
@@ -286,7 +286,7 @@ def _child(sessions: SessionManager, parent: SessionRow, name: str, state: State
         timeline=sessions.new_id(),
         branch=parent.branch + name.removeprefix(parent.name),
         status=ACTIVE,
-        created=sessions.hub.clock.now_ns(),
+        created=sessions.store.clock.now_ns(),
         parent=parent.id,
         sealed=state.journal,
         beliefs=state.memory,

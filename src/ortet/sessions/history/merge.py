@@ -28,8 +28,8 @@ from ortet.journal.state.state import SessionState
 from ortet.machines.base import Report
 from ortet.objects.base import Kind
 from ortet.sessions.actions.artifacts import StoredContent
+from ortet.sessions.history.load import put_journal
 from ortet.sessions.history.navigation import NavigationMixin
-from ortet.sessions.history.participants import put_journal
 from ortet.sessions.memory.shared_scopes import AGENT
 from ortet.sessions.reader import SessionReader
 from ortet.store.commit import put_commit
@@ -96,27 +96,29 @@ def merge(
     """
     merging.check_favor(favor)
     other = resolve_merge_source(ours, sessions, source)
-    hub, files = ours.hub, ours._workspace()
-    with files.exclusive_access() if files is not None else nullcontext(), hub.writing():
+    store, files = ours.store, ours._workspace()
+    with files.files.exclusive_access() if files is not None else nullcontext(), store.writing():
         before = f"before merging {other.label}"
         mine = (
-            files.commit_pending(before) if files is not None else from_hex(ours.commit(before).oid)
+            files.files.commit_pending(before)
+            if files is not None
+            else from_hex(ours.commit(before).oid)
         )
-        if hub.history.is_ancestor(other.commit, mine):
-            return SessionMergeResult(commit=hub.history.info(mine), up_to_date=True)
+        if store.history.is_ancestor(other.commit, mine):
+            return SessionMergeResult(commit=store.history.info(mine), up_to_date=True)
         if other.row is None:
-            pin_commit(hub, other.commit, reachable_from=mine)
+            pin_commit(store, other.commit, reachable_from=mine)
         made = _make(ours, sessions, mine, other, message=message, favor=favor)
         failpoint("merge.made")
         with ours._participant.with_timeline(made.timeline, made.events):
             if files is not None:
-                report = files.restore_commit(made.commit, "merge")
+                report = files.files.restore_commit(made.commit, "merge")
             else:
                 report = Report()
                 ours._restore_state(made.commit, "merge", move_branch=True)
     found = made.union
     return SessionMergeResult(
-        commit=hub.history.info(made.commit),
+        commit=store.history.info(made.commit),
         facts=found.facts,
         lessons=found.lessons,
         decisions=found.decisions,
@@ -131,13 +133,13 @@ def resolve_merge_source(
     ours: NavigationMixin, sessions: SessionManager, source: SessionReader | Ref
 ) -> MergeSource:
     """Return the commit that `source` means. A session's uncommitted work is committed first."""
-    hub = ours.hub
+    store = ours.store
     if isinstance(source, SessionReader):
-        if source.hub.root.resolve() != hub.root.resolve():
+        if source.store.root.resolve() != store.root.resolve():
             raise Invalid(
                 "other_store",
-                f"{source.name!r} is in another store, {source.hub.root}: export it there, import "
-                "it here, then give the commit",
+                f"{source.name!r} is in another store, {source.store.root}: export it there, "
+                "import it here, then give the commit",
             )
         row: SessionRow | None = sessions.table.get(source.id)
     elif isinstance(source, str | CommitInfo):
@@ -146,8 +148,8 @@ def resolve_merge_source(
     else:
         raise Invalid("bad_ref", f"cannot take {source!r}: give a session, a branch or a commit")
     if row is None:
-        commit = hub.refs.resolve(label, default_branch=ours.row.branch)
-        return MergeSource(label, commit, None, bool(hub.history.state(commit).machine))
+        commit = store.refs.resolve(label, default_branch=ours.row.branch)
+        return MergeSource(label, commit, None, bool(store.history.state(commit).machine))
     if row.id == ours.id:
         raise Invalid("bad_ref", f"{row.name!r} is this session: give another, or a commit")
     with _open_or_leased(sessions, row, source) as session:
@@ -178,14 +180,16 @@ def _make(
     favor: Favor | None,
 ) -> _StoredMerge:
     """Store the merge commit, with its events on a new timeline."""
-    hub, history = sessions.hub, sessions.hub.history
+    store, history = sessions.store, sessions.store.history
     base = history.merge_base(mine, other.commit)
     states = [history.state(oid) if oid else State() for oid in (base, mine, other.commit)]
     image, conflicts = _files(
         sessions, states, other, favor=favor, generated=ours.generated_directory
     )
     journals = [journal_of(sessions, state) for state in states]
-    past, theirs = (SessionState.load(sessions.maps, hub.objects, journals[n].fold) for n in (0, 2))
+    past, theirs = (
+        SessionState.load(sessions.maps, store.objects, journals[n].fold) for n in (0, 2)
+    )
     ledger = ours._writer
     ledger.flush()
     line, tip = ledger.event_log, ledger.tip
@@ -201,26 +205,28 @@ def _make(
         "episode": _episode(theirs, found),
         **found.event_data(),
     }
-    mind = SessionState.load(sessions.maps, hub.objects, line.base.fold)
+    mind = SessionState.load(sessions.maps, store.objects, line.base.fold)
     fold(mind, line.events(line.base.seq, tip.seq))
     rows: list[EventRow] = []
     segment = line.seal(tip)
     for draft in _drafts(sessions, told, found):
-        row, event = sessions.chain.make(tip, draft, hub.clock.now_ns())
+        row, event = sessions.chain.make(tip, draft, store.clock.now_ns())
         fold(mind, [event])
         rows.append(row)
         tip = Tip(event.seq, event.hash, event.time)
-    segment = seal(hub.objects, timeline.id, rows, segment)
-    journal = put_journal(sessions, JournalHead(segment, tip.seq, tip.hash, mind.save(hub.objects)))
-    state = hub.objects.put(Kind.STATE, encode(State(journal, states[1].memory, image)))
+    segment = seal(store.objects, timeline.id, rows, segment)
+    journal = put_journal(
+        sessions, JournalHead(segment, tip.seq, tip.hash, mind.save(store.objects))
+    )
+    state = store.objects.put(Kind.STATE, encode(State(journal, states[1].memory, image)))
     commit = put_commit(
-        hub.objects,
+        store.objects,
         history,
         state=state,
         parents=[mine, other.commit],
         message=message or f"merge {other.label}",
-        clock=hub.clock,
-        author=hub.author,
+        clock=store.clock,
+        author=store.author,
     )
     return _StoredMerge(commit, timeline, Append(timeline.id, rows), found, conflicts)
 
@@ -228,7 +234,7 @@ def _make(
 def _drafts(
     sessions: SessionManager, merge_data: dict[str, Any], result: MergeAdditions
 ) -> Iterator[Draft]:
-    author = sessions.hub.author
+    author = sessions.store.author
     yield Draft("merge", merge_data, author)
     there = {
         "timeline": merge_data["timeline"],
@@ -270,23 +276,23 @@ def _files(
         return ours, []
     if not ours:
         return theirs, []
-    hub = sessions.hub
-    images = (hub.read_image(Oid(base)) if base else None, *_read(sessions, ours, theirs))
-    merged = merging.MergeSides(*images).merge(hub, favor)
+    store = sessions.store
+    images = (store.read_image(Oid(base)) if base else None, *_read(sessions, ours, theirs))
+    merged = merging.MergeSides(*images).merge(store, favor)
     conflicts = merging.without_generated(generated, merged.conflicts)
     merging.raise_on_conflicts(conflicts, other.label)
-    return hub.objects.put(Kind.IMAGE, encode(merged.image)), conflicts
+    return store.objects.put(Kind.IMAGE, encode(merged.image)), conflicts
 
 
 def _read(sessions: SessionManager, ours: bytes, theirs: bytes) -> tuple[Image, Image]:
-    return sessions.hub.read_image(Oid(ours)), sessions.hub.read_image(Oid(theirs))
+    return sessions.store.read_image(Oid(ours)), sessions.store.read_image(Oid(theirs))
 
 
 def journal_of(sessions: SessionManager, state: State) -> JournalHead:
     """Return the journal of a commit."""
     if not state.journal:
         return EMPTY_JOURNAL
-    return decode(JournalHead, sessions.hub.objects.get(Oid(state.journal)))
+    return decode(JournalHead, sessions.store.objects.get(Oid(state.journal)))
 
 
 def _episode(theirs: SessionState, result: MergeAdditions) -> str:

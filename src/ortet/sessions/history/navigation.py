@@ -23,19 +23,19 @@ from ortet.sessions.environment.environments import environment_at_commit, recor
 from ortet.sessions.environment.external_state import surviving_collaborations
 from ortet.sessions.environment.tracker import EnvironmentMixin
 from ortet.sessions.history.commit import BranchWriter
-from ortet.sessions.history.lapsed import effects_since_commit, unavailable_secrets
+from ortet.sessions.history.restore_report import effects_since_commit, unavailable_secrets
 from ortet.sessions.memory.facts import publish
-from ortet.sessions.results import (
+from ortet.sessions.table import SessionRow, SessionTable
+from ortet.store.commit import check_message
+from ortet.store.pin_commit import pin_commit
+from ortet.store.sweep_retry import retry_on_sweep
+from ortet.workspaces.results import (
     ALL_PARTS,
     MACHINE_PARTS,
     RestoreParts,
     RestoreResult,
     check_parts,
 )
-from ortet.sessions.table import SessionRow, SessionTable
-from ortet.store.commit import check_message
-from ortet.store.pin_commit import pin_commit
-from ortet.store.sweep_retry import retry_on_sweep
 
 if TYPE_CHECKING:
     from ortet.history.diff.tree_diff import TreeChange
@@ -88,7 +88,7 @@ class NavigationMixin(EnvironmentMixin):
         """
         check_text(message=message)
         require(FLAG, allow_secrets=allow_secrets)
-        with self._hub.allow_secrets(allow_secrets), self._hub.objects.with_durability(durable):
+        with self._store.secrets.allow(allow_secrets), self._store.objects.with_durability(durable):
             return self._commit(message)
 
     def _commit(self, message: str) -> CommitInfo:
@@ -137,7 +137,7 @@ class NavigationMixin(EnvironmentMixin):
         """Use the shared facts of `memory`, or always the newest ones if it is None."""
         if self._row.beliefs != memory:
             row = msgspec.structs.replace(self._row, beliefs=memory)
-            self._hub.catalog.move(
+            self._store.catalog.move(
                 [],
                 verb="refresh",
                 lease=self.held_lease.lease,
@@ -186,10 +186,10 @@ class NavigationMixin(EnvironmentMixin):
     def _record_state(self, message: str) -> CommitInfo:
         at = self._branch.head
         if at is not None and self._participant.is_unchanged(at, self._head_image):
-            return self._hub.history.info(at)
-        with self._hub.writing():
-            check_message(self._hub.objects, message)
-            head = self._hub.history.state(at) if at else State()
+            return self._store.history.info(at)
+        with self._store.writing():
+            check_message(self._store.objects, message)
+            head = self._store.history.state(at) if at else State()
             journal = self._participant.seal_journal(head.journal)
             state = State(journal, self._participant.seal_memory(head.memory), self._head_image)
             info = self._branch.record(state, message, lease=self.held_lease.lease)
@@ -214,13 +214,13 @@ class NavigationMixin(EnvironmentMixin):
         """
         self._check_open()
         parts = check_parts(only)
-        target = self._hub.refs.resolve(ref, default_branch=self._row.branch)
+        target = self._store.refs.resolve(ref, default_branch=self._row.branch)
         if restart and (files := self._workspace()) is not None:
-            files.check_restart(target)
+            files.programs.check_restart(target)
         found = self._restore_commit(target, "restore", parts, may_be_unreferenced=True)
         if not restart or self._files is None:
             return found
-        report = self._files.restart(target, found.files)
+        report = self._files.programs.restart(target, found.files)
         return msgspec.structs.replace(found, files=report)
 
     def rewind(self, n: int = 1) -> RestoreResult:
@@ -234,7 +234,7 @@ class NavigationMixin(EnvironmentMixin):
         head = self.head
         if head is None:
             raise NotFound("no_commit", f"{self.name!r} has no commit yet: commit first")
-        target = self._hub.history.nth_parent(from_hex(head.oid), n)
+        target = self._store.history.nth_parent(from_hex(head.oid), n)
         return self._restore_commit(target, "rewind", ALL_PARTS)
 
     def undo(self, n: int = 1, *, dry_run: bool = False) -> UndoResult:
@@ -265,17 +265,19 @@ class NavigationMixin(EnvironmentMixin):
         require(FLAG, dry_run=dry_run)
         self._check_open()
         self._require_live(direction)
-        hub, branch, machine = self._hub, self._row.branch, self._workspace()
+        store, branch, machine = self._store, self._row.branch, self._workspace()
         files = (
-            UndoFiles(machine.current_image(), machine.image_at) if machine is not None else None
+            UndoFiles(machine.files.current_image(), machine.files.branch.image_at)
+            if machine is not None
+            else None
         )
-        found = plan_undo(hub, branch, direction, n, files=files, dirty=self._participant.dirty)
+        found = plan_undo(store, branch, direction, n, files=files, dirty=self._participant.dirty)
         if dry_run:
             self._flush_writes()
-            return found.preview(hub, branch)
+            return found.preview(store, branch, self._participant)
         was = self.commit(found.message).oid
         restored = self._restore_commit(found.target, direction, ALL_PARTS, detail=found.detail)
-        return found.result(hub, from_hex(was), restored, kept=found.dirty)
+        return found.result(self._participant, from_hex(was), restored, kept=found.dirty)
 
     def _restore_commit(
         self,
@@ -302,7 +304,7 @@ class NavigationMixin(EnvironmentMixin):
                     may_be_unreferenced=may_be_unreferenced,
                 )
             else:
-                report = files.checkout_files(target, processes=processes)
+                report = files.files.checkout_files(target, processes=processes)
         elif target != safety and "mind" in parts:
             self._restore_state(
                 target,
@@ -312,8 +314,8 @@ class NavigationMixin(EnvironmentMixin):
                 may_be_unreferenced=may_be_unreferenced,
             )
         elif "mind" in parts:
-            self._set_shared_memory(self._hub.history.state(target).memory)
-        deeds = effects_since_commit(self._hub, self._row, target)
+            self._set_shared_memory(self._store.history.state(target).memory)
+        deeds = effects_since_commit(self._store, self._row, target)
         around = self._differences_after_restore(with_state="mind" in parts)
         then = (
             recorded_environments(self)[1]
@@ -335,8 +337,8 @@ class NavigationMixin(EnvironmentMixin):
     def _restore_files(
         self, target: Oid, verb: str, detail: str, *, processes: bool, may_be_unreferenced: bool
     ) -> Report:
-        with self.machine.exclusive_access():
-            return self.machine.restore_commit(
+        with self.machine.files.exclusive_access():
+            return self.machine.files.restore_commit(
                 target,
                 verb,
                 processes=processes,
@@ -354,10 +356,10 @@ class NavigationMixin(EnvironmentMixin):
         move_branch: bool,
         may_be_unreferenced: bool = False,
     ) -> None:
-        with self._hub.writing():
+        with self._store.writing():
             if may_be_unreferenced:
                 pin_commit(
-                    self._hub, target, reachable_from=self._branch.head, branch=self._row.branch
+                    self._store, target, reachable_from=self._branch.head, branch=self._row.branch
                 )
             together = self._participant.prepare_move(target)
             if move_branch:
@@ -371,10 +373,10 @@ class NavigationMixin(EnvironmentMixin):
                     appends=together.appends,
                 )
                 self._branch.refresh_head()
-                self._head_image = self._hub.history.state(target).machine
+                self._head_image = self._store.history.state(target).machine
             else:
                 rows, lines, lease = together.rows, together.timelines, together.lease
-                self._hub.catalog.move([], verb=verb, lease=lease, rows=rows, timelines=lines)
+                self._store.catalog.move([], verb=verb, lease=lease, rows=rows, timelines=lines)
             self._participant.finish_move()
             if not move_branch:
                 self._participant.dirty = True
@@ -482,7 +484,7 @@ class NavigationMixin(EnvironmentMixin):
         )
         self._check_open()
         self._require_live("swarm")
-        return self._hub.swarms.run(cast("Session", self), wish)
+        return self._sessions.swarms.run(cast("Session", self), wish)
 
     def merge(
         self, other: SessionReader | Ref, *, message: str = "", favor: Favor | None = None

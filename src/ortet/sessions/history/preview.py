@@ -22,15 +22,15 @@ from ortet.machines.base import Loss
 from ortet.sessions.environment.environments import environment_at_commit
 from ortet.sessions.environment.external_state import surviving_collaborations
 from ortet.sessions.history.compare import between_images
-from ortet.sessions.history.lapsed import (
+from ortet.sessions.history.load import is_bookkeeping_event
+from ortet.sessions.history.restore_report import (
     count_forgotten_events,
     effects_since_commit,
     unavailable_secrets,
 )
-from ortet.sessions.history.participants import is_bookkeeping_event
-from ortet.sessions.results import UnavailableSecret, check_parts
 from ortet.sessions.session import Session
 from ortet.sessions.starting import NO_FILES, check_fits
+from ortet.workspaces.results import UnavailableSecret, check_parts
 from ortet.workspaces.undo import UndoDirection, UndoFiles, UndoStep, plan_undo
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def preview_rewind(view: SessionReader, n: int) -> RestorePreview:
     head = view.head
     if head is None:
         raise NotFound("no_commit", f"{view.name!r} has no commit yet: commit first")
-    return preview_restore(view, view.hub.history.nth_parent(from_hex(head.oid), n))
+    return preview_restore(view, view.store.history.nth_parent(from_hex(head.oid), n))
 
 
 def preview_undo(view: SessionReader, direction: UndoDirection, n: int) -> RestorePreview:
@@ -86,10 +86,12 @@ def preview_undo(view: SessionReader, direction: UndoDirection, n: int) -> Resto
     with _open_present_files(view) as now:
         files = None
         if now.image is not None and now.row is not None:
-            hub, nothing = view.hub, now.row.empty_image
-            files = UndoFiles(now.image, lambda oid: hub.read_image(hub.image_oid(oid, nothing)))
+            store, nothing = view.store, now.row.empty_image
+            files = UndoFiles(
+                now.image, lambda oid: store.read_image(store.image_oid(oid, nothing))
+            )
         dirty = _has_uncommitted_events(view)
-        found = plan_undo(view.hub, view.row.branch, direction, n, files=files, dirty=dirty)
+        found = plan_undo(view.store, view.row.branch, direction, n, files=files, dirty=dirty)
         told = _build_preview(view, now, found.target, check_parts(None))
         return msgspec.structs.replace(told, steps=found.steps, uncommitted=found.dirty)
 
@@ -110,20 +112,20 @@ class _PresentFiles(NamedTuple):
 def _open_present_files(view: SessionReader) -> Iterator[_PresentFiles]:
     """Yield the present files. Raise Conflict("session_closed") if the session cannot be opened."""
     check_fits(view.row, NO_FILES, "")
-    hub = view.hub
+    store = view.store
     opened = view.attached_files if isinstance(view, Session) else None
-    row = hub.workspace_table.get(view.row.branch) if view.row.has_files else None
+    row = view.sessions.workspaces.table.get(view.row.branch) if view.row.has_files else None
     if opened is not None:
-        yield _PresentFiles(opened.current_image(), row, opened)
+        yield _PresentFiles(opened.files.current_image(), row, opened)
         return
     found = _try_open_workspace(view, row) if row is not None and row.engine != "criu" else None
     if found is not None:
         with found:
-            yield _PresentFiles(found.current_image(), row, found)
+            yield _PresentFiles(found.files.current_image(), row, found)
         return
     head = view.head
-    machine = hub.history.state(from_hex(head.oid)).machine if head is not None else b""
-    image = hub.read_image(Oid(machine)) if machine else None
+    machine = store.history.state(from_hex(head.oid)).machine if head is not None else b""
+    image = store.read_image(Oid(machine)) if machine else None
     yield _PresentFiles(image, row, None, row is None and not view.row.path)
 
 
@@ -134,7 +136,7 @@ def _try_open_workspace(view: SessionReader, row: WorkspaceRow) -> Workspace | N
     host.
     """
     try:
-        return view.hub.workspace(name=row.name)
+        return view.sessions.workspaces.open(name=row.name)
     except (Conflict, NotFound, Refused, Unavailable, Unsupported):
         return None
 
@@ -142,15 +144,15 @@ def _try_open_workspace(view: SessionReader, row: WorkspaceRow) -> Workspace | N
 def _build_preview(
     view: SessionReader, now: _PresentFiles, target: Oid, parts: Collection[str]
 ) -> RestorePreview:
-    hub = view.hub
-    machine = hub.history.state(target).machine
-    then = hub.read_image(Oid(machine)) if machine else None
+    store = view.store
+    machine = store.history.state(target).machine
+    then = store.read_image(Oid(machine)) if machine else None
     has_files = now.row is not None
-    changes = between_images(hub, now.image, then) if "files" in parts and has_files else []
+    changes = between_images(store, now.image, then) if "files" in parts and has_files else []
     starts, lost = _programs(view, now, then) if "processes" in parts else ([], [])
     deeds, minds, head = (
-        effects_since_commit(hub, view.row, target),
-        hub._session_manager(),
+        effects_since_commit(store, view.row, target),
+        view.sessions,
         view.head,
     )
     return RestorePreview(
@@ -175,17 +177,17 @@ def _has_uncommitted_events(view: SessionReader) -> bool:
 
 
 def _is_dirty(view: SessionReader, now: Image | None) -> bool:
-    head, hub = view.head, view.hub
+    head, store = view.head, view.store
     if head is None:
         return True
-    machine = hub.history.state(from_hex(head.oid)).machine
-    then = hub.read_image(Oid(machine)) if machine else None
-    return not all(map(is_directory_touch, between_images(hub, then, now)))
+    machine = store.history.state(from_hex(head.oid)).machine
+    then = store.read_image(Oid(machine)) if machine else None
+    return not all(map(is_directory_touch, between_images(store, then, now)))
 
 
 def _running(files: Workspace | None) -> list[str]:
     try:
-        jobs = files.jobs() if files is not None else []
+        jobs = files.programs.jobs() if files is not None else []
     except Unsupported:  # the folder engine has no services
         return []
     return [job.name for job in jobs if job.code is None]
@@ -198,7 +200,7 @@ def _programs(
     from ortet.machines.live.host_compat import check_host, this_host
     from ortet.machines.services import running_program_names, service_losses
 
-    objects = view.hub.objects
+    objects = view.store.objects
     if then is None or now.row is None:
         return [], []
     if now.row.engine != "criu" or not then.processes:

@@ -40,10 +40,10 @@ from ortet.sessions.actions.effects import EffectLog, outcome_of
 from ortet.sessions.environment.environments import recorded_environments
 from ortet.sessions.history.rewind import commit_at
 from ortet.sessions.history.whatif import whatif
-from ortet.sessions.results import ALL_PARTS, RestoreResult
 from ortet.sessions.session import Session
 from ortet.sessions.table import ACTIVE, SessionRow
 from ortet.sessions.writing.event_writer import EventWriter
+from ortet.workspaces.results import ALL_PARTS, RestoreResult
 
 if TYPE_CHECKING:
     from ortet.history.commits import CommitInfo
@@ -174,7 +174,7 @@ class ReplayEffects(EffectLog):
         action = describe(function, args, kwargs, name=name, replay=replay, key=key, scope=scope)
         stage, live = self._writer, super().act
         if stage.cursor is not None:
-            said = self._hub.redact(arguments(args, kwargs))
+            said = self._store.secrets.redact(arguments(args, kwargs))
             mark = self.digest_call(action, said)
             found = stage.match_call(action.name, mark)
             if found is not None and self._has_recorded_outcome(action, found):
@@ -312,7 +312,7 @@ class ReplaySession(Session):
     def whatif(self, at: int, *, machine: bool = True, **change: Any) -> Session:
         if not self.is_replaying:
             return super().whatif(at, machine=machine, **change)
-        return whatif(self._sessions, self._hub.get(self.id), at, machine=machine, **change)
+        return whatif(self._sessions, self._sessions.get(self.id), at, machine=machine, **change)
 
     @property
     def machine(self) -> Workspace:
@@ -370,7 +370,7 @@ class ReplaySession(Session):
             self._switch_timeline(self._row)
             self._budget = self._live_budget
             if expected is not None:
-                with self._hub.writing():
+                with self._store.writing():
                     point = commit_at(self._sessions, self._row, where.line, expected.seq - 1)
                     self.restored = super()._restore_commit(point, "replay", ALL_PARTS)
         except BaseException:
@@ -403,9 +403,9 @@ class ReplaySession(Session):
         self._switch_timeline(row)
 
     def _install_replay_parts(self) -> None:
-        self._effects = deeds = ReplayEffects(self._hub, self._row, self._writer)
+        self._effects = deeds = ReplayEffects(self._store, self._row, self._writer)
         deeds.live_effects = lambda: self._effects
-        self._budget = unpaid = ReplayBudget(self._hub, self._row, self._writer, host="")
+        self._budget = unpaid = ReplayBudget(self._store, self._row, self._writer, host="")
         unpaid.live_budget = lambda: self._live_budget
 
     @contextmanager

@@ -17,7 +17,7 @@ from ortet.journal.events import Draft, Event, Tip
 from ortet.journal.state.reducers import fold
 from ortet.journal.state.state import SessionState
 from ortet.objects.base import Kind
-from ortet.sessions.history.participants import put_journal, row_on_new_timeline, start_of
+from ortet.sessions.history.load import put_journal, row_on_new_timeline, start_of
 from ortet.sessions.table import SessionRow
 from ortet.store.sweep_retry import retry_on_sweep
 
@@ -39,33 +39,35 @@ def commit_at(sessions: SessionManager, row: SessionRow, event_log: EventLog, se
 
     An existing commit at this event is returned; otherwise a new one is stored that nothing refers
     to yet. Its files are those of the last commit before, as no others were recorded. Must be
-    called inside `hub.writing()`, which must last until a head refers to the commit.
+    called inside `store.writing()`, which must last until a head refers to the commit.
 
     Raises:
         NotFound: "no_event" if there is no such event.
     """
-    hub = sessions.hub
+    store = sessions.store
     base = _newest(sessions, row, event_log, seq)
     if base.commit is not None and base.journal.seq == seq:
         return base.commit
-    mind = SessionState.load(sessions.maps, hub.objects, base.journal.fold)
+    mind = SessionState.load(sessions.maps, store.objects, base.journal.fold)
     tip = Tip(base.journal.seq, base.journal.hash)
     for event in event_log.events(tip.seq, seq):
         fold(mind, [event])
         tip = Tip(event.seq, event.hash, event.time)
     if seq < 1 or tip.seq != seq:
         raise NotFound("no_event", f"session {row.name!r} has no event {seq}: s.events() has all")
-    journal = JournalHead(event_log.seal(tip, base.journal), seq, tip.hash, mind.save(hub.objects))
+    journal = JournalHead(
+        event_log.seal(tip, base.journal), seq, tip.hash, mind.save(store.objects)
+    )
     state = msgspec.structs.replace(base.state, journal=put_journal(sessions, journal))
     commit = Commit(
-        state=hub.objects.put(Kind.STATE, encode(state)),
+        state=store.objects.put(Kind.STATE, encode(state)),
         parents=[base.commit] if base.commit else [],
         message=f"event {seq}",
-        time=hub.clock.now_ns(),
-        author=hub.author,
+        time=store.clock.now_ns(),
+        author=store.author,
     )
-    oid = hub.history.put(commit)
-    hub.objects.flush()
+    oid = store.history.put(commit)
+    store.objects.flush()
     return oid
 
 
@@ -76,15 +78,15 @@ def _newest(
 
     If there is none, the files of the first commit are used.
     """
-    hub = sessions.hub
-    head = hub.catalog.head(f"branch:{row.branch}")
+    store = sessions.store
+    head = store.catalog.head(f"branch:{row.branch}")
     first = State()
-    for oid in hub.history.first_parents(head.oid) if head else ():
-        state = hub.history.state(oid)
+    for oid in store.history.first_parents(head.oid) if head else ():
+        state = store.history.state(oid)
         if not state.journal:
             continue
         first = msgspec.structs.replace(state, journal=b"")
-        journal = decode(JournalHead, hub.objects.get(Oid(state.journal)))
+        journal = decode(JournalHead, store.objects.get(Oid(state.journal)))
         if journal.seq <= seq and contains_journal(sessions, event_log, journal):
             return _BaseCommit(journal, oid, first)
     return _BaseCommit(state=first)
@@ -121,12 +123,12 @@ def rewind_before_event(
 
     Args:
         seq: the event; not the first one.
-        replacements: gives the events to append. It is called inside `hub.writing()`.
+        replacements: gives the events to append. It is called inside `store.writing()`.
 
     Raises:
         NotFound: "no_event" if there is no such event.
     """
-    sessions, hub, host = session._sessions, session.hub, session._participant
+    sessions, store, host = session._sessions, session.store, session._participant
     if not 1 < seq <= session._writer.tip.seq:
         raise NotFound("no_event", f"event {seq} of {session.name!r} cannot be gone back before")
     later = [
@@ -134,7 +136,7 @@ def rewind_before_event(
         for event in session.events(seq)
         if event.kind in _PRESERVED_KINDS or "." in event.kind
     ]
-    with hub.writing():
+    with store.writing():
         session.commit("before messages were taken back")
         point = commit_at(sessions, session.row, session.event_log, seq - 1)
         before = next(iter(session.event_log.rows(seq - 2, seq - 1)))
@@ -147,10 +149,10 @@ def rewind_before_event(
             rows.append(row)
         with host.with_timeline(timeline, Append(timeline.id, rows)):
             together = host.prepare_move(point)
-        hub.catalog.move(
+        store.catalog.move(
             [],
             verb="rewind",
-            actor=hub.author,
+            actor=store.author,
             lease=together.lease,
             rows=together.rows,
             timelines=together.timelines,

@@ -45,13 +45,13 @@ class AdjacentCommits(NamedTuple):
 
 def commits_of(view: SessionReader) -> Iterator[tuple[Oid, int]]:
     """Iterate over the commits on the session's journal, newest first, with their last event."""
-    hub = view.hub
-    head = hub.catalog.head(f"branch:{view.row.branch}")
-    for oid in hub.history.first_parents(head.oid) if head else ():
-        state = hub.history.state(oid)
+    store = view.store
+    head = store.catalog.head(f"branch:{view.row.branch}")
+    for oid in store.history.first_parents(head.oid) if head else ():
+        state = store.history.state(oid)
         if state.journal:
-            journal = decode(JournalHead, hub.objects.get(Oid(state.journal)))
-            if contains_journal(hub._session_manager(), view.event_log, journal):
+            journal = decode(JournalHead, store.objects.get(Oid(state.journal)))
+            if contains_journal(view.sessions, view.event_log, journal):
                 yield oid, journal.seq
 
 
@@ -72,7 +72,7 @@ def commits_around(
     for oid, at in commits_of(view) if among is None else among:
         if at > seq:
             after = (oid, at)
-        elif counts(view.hub.history.read(oid)):
+        elif counts(view.store.history.read(oid)):
             return AdjacentCommits((oid, at), after)
     return AdjacentCommits(None, after)
 
@@ -81,7 +81,7 @@ def commit_directory_head(session: Session, files: Workspace, message: str) -> N
     """Commit the session with the files of the directory's last commit."""
     head = files.head
     if head is not None:
-        session._head_image = files.hub.history.state(from_hex(head.oid)).machine
+        session._head_image = files.store.history.state(from_hex(head.oid)).machine
         session.commit(message)
 
 
@@ -94,10 +94,10 @@ def rewind_with_files(
     Returns:
         The commit of the present state and files, which is made first, and the report.
     """
-    hub = session.hub
+    store = session.store
     was = _commit_present(session, files)
-    with hub.writing():  # until the head moves, only its id refers to the commit
-        target = commit_at(hub._session_manager(), session.row, session.event_log, seq)
+    with store.writing():  # until the head moves, only its id refers to the commit
+        target = commit_at(session.sessions, session.row, session.event_log, seq)
         if files_commit is not None:
             target = _replace_files(session, target, files_commit)
         return was, _restore_target(session, files, target)
@@ -119,8 +119,8 @@ def _commit_present(session: Session, files: Workspace | None) -> CommitInfo:
 def _restore_target(session: Session, files: Workspace | None, target: Oid) -> Report:
     """Restore the files first, so that repeating an interrupted call completes it."""
     report = Report()
-    if files is not None and session.hub.history.state(target).machine:
-        report = files.checkout_files(target, processes=False)
+    if files is not None and session.store.history.state(target).machine:
+        report = files.files.checkout_files(target, processes=False)
         files.commit(f"rewound by {session.name}")
         failpoint("rewind.files")
     session.restore(to_hex(target))
@@ -129,23 +129,23 @@ def _restore_target(session: Session, files: Workspace | None, target: Oid) -> R
 
 def _commit_files(files: Workspace, message: str) -> bytes:
     oid = from_hex(files.commit(message).oid)
-    return files.hub.history.state(oid).machine
+    return files.store.history.state(oid).machine
 
 
 def _replace_files(session: Session, target: Oid, files_commit: Oid) -> Oid:
-    hub = session.hub
-    there, wanted = hub.history.state(target), hub.history.state(files_commit).machine
+    store = session.store
+    there, wanted = store.history.state(target), store.history.state(files_commit).machine
     if there.machine == wanted:
         return target
     state = msgspec.structs.replace(there, machine=wanted)
-    was = hub.history.read(target)
+    was = store.history.read(target)
     commit = Commit(
-        state=hub.objects.put(Kind.STATE, encode(state)),
+        state=store.objects.put(Kind.STATE, encode(state)),
         parents=was.parents,
         message=was.message,
-        time=hub.clock.now_ns(),
-        author=hub.author,
+        time=store.clock.now_ns(),
+        author=store.author,
     )
-    oid = hub.history.put(commit)
-    hub.objects.flush()
+    oid = store.history.put(commit)
+    store.objects.flush()
     return oid

@@ -7,11 +7,9 @@ repeated.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ortet.backends.base import RowChange
-from ortet.errors import NotFound, Refused
 from ortet.history.records import State
 from ortet.ids import Oid, to_hex
 from ortet.journal.events import Draft, Tip
@@ -24,7 +22,7 @@ from ortet.sessions.session import Session
 from ortet.sessions.table import PAUSED
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
+    pass
 
 HarvestRowFactory = Callable[[list[Fact], list[Contradiction]], RowChange]
 """Makes the row to write together with the harvested facts."""
@@ -71,14 +69,14 @@ def harvest(
     with ledger.exclusive():
         ledger.flush()
         line, tip = ledger.event_log, ledger.tip
-        ours = SessionState.load(sessions.maps, sessions.hub.objects, line.base.fold)
+        ours = SessionState.load(sessions.maps, sessions.store.objects, line.base.fold)
         fold(ours, line.events(line.base.seq, tip.seq))
         for name, commit in others:
             found = merge_states(base, ours, _state_at(session, commit))
             for fact in (*found.facts, *found.lessons):
                 data = {**fact_data(fact), "merged": name}
-                draft = Draft("lesson" if fact.lesson else "fact", data, sessions.hub.author)
-                _, event = sessions.chain.make(tip, draft, sessions.hub.clock.now_ns())
+                draft = Draft("lesson" if fact.lesson else "fact", data, sessions.store.author)
+                _, event = sessions.chain.make(tip, draft, sessions.store.clock.now_ns())
                 fold(ours, [event])
                 tip = Tip(event.seq, event.hash, event.time)
                 drafts.append(draft)
@@ -89,24 +87,15 @@ def harvest(
             session._begin_change()
             ledger.add(*drafts, rows=[row])
         else:
-            sessions.hub.catalog.move([], verb="swarm", lease=session.held_lease.lease, rows=[row])
+            sessions.store.catalog.move(
+                [], verb="swarm", lease=session.held_lease.lease, rows=[row]
+            )
     return facts, contradictions
-
-
-def drop_fork(hub: Hub, id_: str, branch: str) -> None:
-    """Remove a fork with its files. Its commits stay until the reflog expires.
-
-    A fork that is open, or under a retention hold, is kept.
-    """
-    with suppress(Refused, NotFound):
-        if hub.is_open(id_):
-            return
-        if hub.workspace_table.get(branch) is not None:
-            hub.drop(branch, discard=True)
-        hub.remove(id_)
 
 
 def _state_at(session: Session, commit: Oid) -> SessionState:
     sessions = session._sessions
-    state: State = sessions.hub.history.state(commit)
-    return SessionState.load(sessions.maps, sessions.hub.objects, journal_of(sessions, state).fold)
+    state: State = sessions.store.history.state(commit)
+    return SessionState.load(
+        sessions.maps, sessions.store.objects, journal_of(sessions, state).fold
+    )

@@ -28,12 +28,12 @@ def whatif(
     of the last commit before. The original session does not change.
     """
     event, draft = _changed(view, at, change)
-    hub = sessions.hub
-    with hub.writing():
+    store = sessions.store
+    with store.writing():
         point = commit_at(sessions, view.row, view.event_log, event.seq - 1)
         before = next(iter(view.event_log.rows(event.seq - 2, event.seq - 1)))
         has_files = view.row.has_files and (
-            view.row.files == SCRATCH_FILES or bool(hub.history.state(point).machine)
+            view.row.files == SCRATCH_FILES or bool(store.history.state(point).machine)
         )
         fork = fork_files if machine and has_files else fork_state_only
         (session,) = fork(sessions, view, point, 1, first=(sessions.chain.tip(before), draft))
@@ -49,11 +49,11 @@ def fork_behind(
 
     The files are those of the last commit before the event.
     """
-    hub = parent.hub
+    store = parent.store
     parent._flush_writes()
-    with hub.writing():
-        point = commit_at(hub._session_manager(), parent.row, parent.event_log, seq)
-        files = parent.row.files == SCRATCH_FILES or bool(hub.history.state(point).machine)
+    with store.writing():
+        point = commit_at(parent.sessions, parent.row, parent.event_log, seq)
+        files = parent.row.files == SCRATCH_FILES or bool(store.history.state(point).machine)
         return fork_at(parent, point, n=n, names=names, machine=machine and files)
 
 

@@ -85,7 +85,7 @@ class KernelsMixin(ProgramsMixin):
         """
         if self.kernels():
             return True
-        return self._files is not None and self._files.is_running()
+        return self._files is not None and self._files.programs.is_running()
 
     def _act_in_kernel(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         with self._action_scope():
@@ -102,7 +102,7 @@ class KernelsMixin(ProgramsMixin):
         self._store_artifact(name, kind="kernel", data=data, media="application/octet-stream")
         if lost:
             told = {"what": "kernel", "kind": "not_kept", "error": lost}
-            self._writer.add(Draft("warning", told, self._hub.author))
+            self._writer.add(Draft("warning", told, self._store.author))
 
     def _before_commit(self) -> None:
         if self._kernels is not None:
@@ -170,7 +170,7 @@ class SessionKernels:
 
     def start(self, kernel: SessionKernel) -> Kernel:
         """Start the interpreter with the variables saved under its name."""
-        live, new = self._machine().start_kernel(kernel.name, python=kernel.python, env=kernel.env)
+        live, new = self._machine().kernels.start(kernel.name, python=kernel.python, env=kernel.env)
         self._load(kernel, live, new=new)
         return live
 

@@ -44,26 +44,26 @@ class ProgramsMixin(NavigationMixin):
             **options: see `Workspace.shell`.
         """
         self._check_open()
-        for job in self.machine.jobs():
+        for job in self.machine.programs.jobs():
             if job.name == name and job.code is None:
-                return self.machine.job(name)
+                return self.machine.programs.job(name)
         return self._spawn_action("shell", (name,), options, why)
 
     def job(self, name: str) -> Job:
         """Return the service or shell of this name, running or ended."""
-        return self.machine.job(name)
+        return self.machine.programs.job(name)
 
     def jobs(self) -> list[JobInfo]:
         """Return all services and shells, running or ended."""
-        return self.machine.jobs()
+        return self.machine.programs.jobs()
 
     def ps(self) -> list[ProcessInfo]:
         """Return all processes of the machine."""
-        return self.machine.ps()
+        return self.machine.programs.ps()
 
     def logs(self, name: str, last: int | None = None) -> str:
         """Return the last output of a service or shell, or its `last` bytes."""
-        return self.machine.logs(name, last)
+        return self.machine.programs.logs(name, last)
 
     def expose(self, port: int, *, at: int = 0) -> int:
         """Forward a loopback port of this host to `port` in the machine, and return it.
@@ -72,11 +72,11 @@ class ProgramsMixin(NavigationMixin):
             port: the port in the machine.
             at: the port of this host; 0 for any free one.
         """
-        return self.machine.expose(port, at=at)
+        return self.machine.programs.expose(port, at=at)
 
     def unexpose(self, port: int) -> bool:
         """Close the forward to `port`. Return False if there was none."""
-        return self.machine.unexpose(port)
+        return self.machine.programs.unexpose(port)
 
     def _spawn_action(
         self, verb: str, args: tuple[Any, ...], options: dict[str, Any], why: str
@@ -90,6 +90,6 @@ class ProgramsMixin(NavigationMixin):
                 why=why,
                 name=verb,
                 record=lambda job: {"name": job.name, "pid": job.pid},
-                recall=lambda data: self.machine.job(data["name"]),
+                recall=lambda data: self.machine.programs.job(data["name"]),
             )
         return job

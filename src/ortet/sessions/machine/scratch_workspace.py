@@ -17,21 +17,21 @@ from ortet.objects.base import Kind
 from ortet.store.sweep_retry import run_with_sweep_retry
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
     from ortet.sessions.table import SessionRow
+    from ortet.workspaces.manager import WorkspaceManager
     from ortet.workspaces.table import WorkspaceRow
     from ortet.workspaces.workspace import Workspace
 
 _PATH_PREFIX = "/tmp/ortet-"
 
 
-def scratch_workspace(hub: Hub, row: SessionRow) -> Workspace:
+def scratch_workspace(workspaces: WorkspaceManager, row: SessionRow) -> Workspace:
     """Open the scratch workspace of a session.
 
     At first it has the files of the head commit, or no files.
     """
-    known = hub.workspace_table.get(row.branch) or run_with_sweep_retry(
-        hub, lambda: _make(hub, row)
+    known = workspaces.table.get(row.branch) or run_with_sweep_retry(
+        workspaces.store, lambda: _make(workspaces, row)
     )
     if known.name != row.branch or not known.room:
         raise Conflict(
@@ -39,34 +39,35 @@ def scratch_workspace(hub: Hub, row: SessionRow) -> Workspace:
             f"{known.name!r} is another workspace, at {known.directory}: drop or rename it, then "
             f"session {row.name!r} can have files of its own",
         )
-    return hub.workspace(name=row.branch)
+    return workspaces.open(name=row.branch)
 
 
-def _make(hub: Hub, row: SessionRow) -> WorkspaceRow:
-    _, engine = hub.resolve_files_and_engine(row.engine, "private")
-    hub.check_engine(engine)
-    draft = hub.workspace_table.draft(Path(_PATH_PREFIX + row.id[-12:]), "private", engine)
-    with hub.writing():  # a sweep must not delete the base before the row holds it
-        empty = hub.trees.empty()
+def _make(workspaces: WorkspaceManager, row: SessionRow) -> WorkspaceRow:
+    store, table = workspaces.store, workspaces.table
+    _, engine = workspaces.resolve_files_and_engine(row.engine, "private")
+    workspaces.check_engine(engine)
+    draft = table.draft(Path(_PATH_PREFIX + row.id[-12:]), "private", engine)
+    with store.writing():  # a sweep must not delete the base before the row holds it
+        empty = store.trees.empty()
         root = TreeEntry(
             name=b"",
             mode=stat.S_IFDIR | 0o755,
-            mtime=hub.clock.now_ns(),
+            mtime=store.clock.now_ns(),
             uid=os.geteuid(),
             gid=os.getegid(),
             data=empty.oid,
             cid=empty.cid,
         )
-        base = hub.objects.put(Kind.IMAGE, encode(Image(root)))
-        hub.objects.flush()
+        base = store.objects.put(Kind.IMAGE, encode(Image(root)))
+        store.objects.flush()
         failpoint("room.before-row")
         made = replace(
-            hub.workspace_table.limit(draft, row.limits, row.network),
+            table.limit(draft, row.limits, row.network),
             name=row.branch,
-            scope=hub.default_scope,
+            scope=workspaces.engines.scope,
             forks="" if row.engine == "auto" else row.engine,
             base=base,
-            machine=hub.new_id(),
+            machine=store.new_id(),
             room=True,
         )
-        return hub.workspace_table.add(made)
+        return table.add(made)

@@ -143,7 +143,7 @@ def _new_facts(
             data["like"] = same.id
             report.linked.append((found.text, same.id))
         here.near_duplicates.add(id_, found.text)
-        drafts.append(Draft("fact", data, sessions.hub.author))
+        drafts.append(Draft("fact", data, sessions.store.author))
         report.facts.append(_fact(data, AGENT if name.startswith(f"{AGENT}:") else name))
     return drafts
 
@@ -196,7 +196,7 @@ def _kind(agent: str) -> str:
 
 def _is_done(sessions: SessionManager, agent: str, episode: Episode, extractor: Extractor) -> bool:
     key = f"{episode.id}/{extractor.name}"
-    return sessions.hub.catalog.row(_kind(agent), key) is not None
+    return sessions.store.catalog.row(_kind(agent), key) is not None
 
 
 def _agent_episodes(state: SessionState, agent: str) -> list[Episode]:
@@ -234,7 +234,7 @@ def _id(
 ) -> str:
     """Return a deterministic id: consolidating the same statement twice yields the same fact."""
     said = f"{extractor.name}\n{episode.id}\n{extracted.about}\n{extracted.text}"
-    return sessions.hub.objects.hasher.oid(said.encode("utf-8", "surrogatepass")).hex()[:32]
+    return sessions.store.objects.hasher.oid(said.encode("utf-8", "surrogatepass")).hex()[:32]
 
 
 def _data(

@@ -31,10 +31,10 @@ def working_of(view: SessionReader, messages: int) -> WorkingMemory:
     """Return the working memory; see `SessionReader.working`."""
     seq = view.state.core.events
     # an erasure changes the epoch, so that an entry cached before it is not used after it
-    epoch = view.hub.objects.sweep_lock.epoch()  # read now: another process may have erased data
+    epoch = view.store.objects.sweep_lock.epoch()  # read now: another process may have erased data
     key = f"{cache_key(view.row.timeline, seq, messages)}/{epoch}"
     made = read_through(
-        view.hub.cache, key, lambda: _build_working_memory(view, messages), now=view._now()
+        view.store.cache, key, lambda: _build_working_memory(view, messages), now=view._now()
     )
     # never cached: another session of the family may have settled an effect
     effects = [msgspec.to_builtins(effect) for effect in unsettled_of(view)]
@@ -138,7 +138,7 @@ def _fit_lines(lines: Sequence[str], max_tokens: int, count: TokenCounter) -> li
 def _facts(view: SessionReader, query: str) -> dict[str, str]:
     """Return one line for each fact text, with confidence and validity."""
     hits = view.recall(query, _RECALL_LIMIT, tiers=("semantic",))
-    shared, now = view.shared() if hits else [], view.hub.clock.now_ns()
+    shared, now = view.shared() if hits else [], view.store.clock.now_ns()
     found: dict[str, str] = {}
     for hit in hits:
         fact = fact_in(view.state, shared, hit.id)

@@ -120,7 +120,7 @@ def _summary(
 def _summarise_messages(view: SessionReader, messages: list[Message]) -> str:
     """Return the summary of the hub's summariser, or the start of the first message."""
     turns = turns_of(messages)
-    return view.hub.summariser(turns, SUMMARY_CHARS) or (
+    return view.sessions.summariser(turns, SUMMARY_CHARS) or (
         turns[0].text[:SUMMARY_CHARS] if turns else ""
     )
 

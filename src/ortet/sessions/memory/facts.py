@@ -29,11 +29,11 @@ from ortet.sessions.table import SessionRow, SessionTable
 from ortet.sessions.times import Moment, ns_of
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
     from ortet.memory.working import WorkingMemory
     from ortet.sessions.manager import SessionManager
     from ortet.sessions.reader import SessionReader
     from ortet.sessions.results import RecallResult
+    from ortet.store.context import StoreContext
 
 
 # The facts that a session sees, its own and shared ones, and how it publishes facts.
@@ -188,7 +188,7 @@ def is_published(
 
 def _published_seq(sessions: SessionManager, row: SessionRow, event_log: EventLog) -> int:
     """Return the last event of this log that was searched for facts to publish."""
-    found = sessions.hub.catalog.row(PUBLISH_PROGRESS, row.id)
+    found = sessions.store.catalog.row(PUBLISH_PROGRESS, row.id)
     if found is None:
         return 0
     told = decode(PublishProgress, found.value)
@@ -210,7 +210,7 @@ def _draft(row: SessionRow, event: Event) -> Draft:
 def _is_foreign(sessions: SessionManager, scope: SharedScope) -> bool:
     """Return True if the scope of a commit comes from another store, or continued in one."""
     spans = scope.spans(sessions)
-    return any(sessions.hub.catalog.timeline(span.timeline) is None for span in spans)
+    return any(sessions.store.catalog.timeline(span.timeline) is None for span in spans)
 
 
 def _foreign_drafts(sessions: SessionManager, scope: SharedScope) -> Iterator[Draft]:
@@ -272,14 +272,15 @@ def _claim(fact: Fact) -> Claim:
 class MemoryReaderMixin:
     """The part of SessionReader that reads facts and episodes."""
 
-    _hub: Hub
+    _sessions: SessionManager
+    _store: StoreContext
     _row: SessionRow
     _event_log: EventLog
     _state: SessionState
 
     def shared(self) -> list[SharedScope]:
         """Return the shared scopes as far as this session sees them."""
-        return load_shared_scopes(self._hub._session_manager(), self._row, self._state)
+        return load_shared_scopes(self._sessions, self._row, self._state)
 
     def recall(
         self,
@@ -315,7 +316,7 @@ class MemoryReaderMixin:
             query, k, tiers=tiers, at=at, on=on, since=since, scope=scope
         )
         self._flush_writes()
-        minds = self._hub._session_manager()
+        minds = self._sessions
         reach = remembering.searchable_logs(minds, cast("SessionReader", self), asked.scope)
         return remembering.recall_visible(
             minds, reach, asked, aside=self._state.core.aside, explain=explain

@@ -31,7 +31,7 @@ from ortet.memory.records import (
     Tier,
     TimelinePath,
 )
-from ortet.sessions.history.participants import sealed_journal
+from ortet.sessions.history.load import sealed_journal
 from ortet.sessions.memory.shared_scopes import (
     AGENT,
     SharedScope,
@@ -266,15 +266,17 @@ def all_searchable_logs(
 
 def session_event_log(sessions: SessionManager, row: SessionRow) -> EventLog:
     """Return the event log of a session without loading its state."""
-    hub = sessions.hub
-    head = hub.catalog.head(f"branch:{row.branch}")
+    store = sessions.store
+    head = store.catalog.head(f"branch:{row.branch}")
     journal, _ = sealed_journal(sessions, row, head.oid if head else None)
-    return EventLog(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline, base=journal)
+    return EventLog(
+        store.catalog, store.objects, sessions.chain, timeline=row.timeline, base=journal
+    )
 
 
 def _is_archived_away(sessions: SessionManager, row: SessionRow) -> bool:
     """Return True if the events of an archived session are only in its bundle."""
-    return row.status == ARCHIVED and not sessions.hub.catalog.head(f"branch:{row.branch}")
+    return row.status == ARCHIVED and not sessions.store.catalog.head(f"branch:{row.branch}")
 
 
 def _session_spans(
@@ -312,7 +314,7 @@ def recall(
 ) -> RecallResult:
     """Return the best hits of all these logs."""
     require(FLAG, explain=explain)
-    library = sessions.hub.library
+    library = sessions.library
     through: dict[str, list[SearchableLog]] = {}
     for one in logs:
         for span in one.path.spans:

@@ -74,9 +74,9 @@ def memory_between(before: MemorySnapshot, after: MemorySnapshot) -> MemoryDiff:
 
 
 def memory_at_commit(sessions: SessionManager, commit: Oid) -> MemorySnapshot:
-    hub = sessions.hub
-    state = hub.history.state(commit)
-    mind = SessionState.load(sessions.maps, hub.objects, journal_of(sessions, state).fold)
+    store = sessions.store
+    state = store.history.state(commit)
+    mind = SessionState.load(sessions.maps, store.objects, journal_of(sessions, state).fold)
     return _memory_snapshot(mind, sessions.scopes.at_commit(state.memory))
 
 
@@ -111,14 +111,14 @@ def origin_of(view: SessionReader, fact: Fact) -> SourceEventRef | None:
 
 def event_at(view: SessionReader, origin: SourceEventRef) -> Event | None:
     """Return the event at an origin, or None if its session was removed or is in another store."""
-    hub = view.hub
-    for row in hub.catalog.events(origin.timeline, origin.seq - 1, 1):
+    store = view.store
+    for row in store.catalog.events(origin.timeline, origin.seq - 1, 1):
         if row.seq == origin.seq:  # also if its session was restored to an earlier commit
-            return hub._session_manager().chain.read(row, origin.timeline)
+            return view.sessions.chain.read(row, origin.timeline)
     readers = [view]
     if origin.session not in ("", view.id):
         with suppress(NotFound):
-            readers.append(hub.get(origin.session))
+            readers.append(view.sessions.get(origin.session))
     for reader in readers:  # rows that were trimmed from the catalog are in commits
         for event in reader.events(origin.seq - 1, origin.seq):
             if event.timeline == origin.timeline:

@@ -73,17 +73,17 @@ class SharedScope(msgspec.Struct):
             return
         last = self.tip.seq if upto is None else upto
         chosen = []
-        for _, segment in iter_segments(sessions.hub.objects, self._read(sessions).segment):
+        for _, segment in iter_segments(sessions.store.objects, self._read(sessions).segment):
             chosen.append(segment)
             if first_seq(segment) <= after + 1:
                 break
         for segment in reversed(chosen):
-            for row in unseal(sessions.hub.objects, segment):
+            for row in unseal(sessions.store.objects, segment):
                 if after < row.seq <= last:
                     yield sessions.chain.read(row, segment.timeline.hex())
 
     def _read(self, sessions: SessionManager) -> JournalHead:
-        return decode(JournalHead, sessions.hub.objects.get(Oid(self.journal)))
+        return decode(JournalHead, sessions.store.objects.get(Oid(self.journal)))
 
 
 def sealed_spans(sessions: SessionManager, journal: JournalHead, upto: int) -> list[TimelineSpan]:
@@ -95,7 +95,7 @@ def sealed_spans(sessions: SessionManager, journal: JournalHead, upto: int) -> l
         return known
     found: list[TimelineSpan] = []
     end = journal.seq
-    for _, segment in iter_segments(sessions.hub.objects, journal.segment):
+    for _, segment in iter_segments(sessions.store.objects, journal.segment):
         first, timeline = first_seq(segment), segment.timeline.hex()
         if first <= upto:
             last = min(end, upto)
@@ -189,19 +189,19 @@ class SharedScopes:
 
     def _forget_after_erasure(self) -> None:
         """Drop loaded state if another process has erased something."""
-        objects = self._sessions.hub.objects
+        objects = self._sessions.store.objects
         epoch = (objects.sweep_lock.epoch(), objects.epoch)
         if epoch != self._epoch:
             self.forget()
             self._epoch = epoch
 
     def row(self, name: str) -> tuple[ScopeRow | None, int]:
-        found = self._sessions.hub.catalog.row(SCOPE, name)
+        found = self._sessions.store.catalog.row(SCOPE, name)
         return (decode(ScopeRow, found.value), found.version) if found else (None, 0)
 
     def all(self) -> list[SharedScope]:
         """Return all scopes as they are now."""
-        found = (self.current(name) for name, _ in scope_rows(self._sessions.hub.catalog))
+        found = (self.current(name) for name, _ in scope_rows(self._sessions.store.catalog))
         return [one for one in found if one is not None]
 
     def current(self, name: str) -> SharedScope | None:
@@ -214,7 +214,7 @@ class SharedScopes:
         if known is None or known.line is None or known.line.timeline != row.timeline:
             known = self._current[name] = self._load(name, row)
         assert known.line is not None
-        if self._sessions.hub.catalog.last_seq(row.timeline) > known.tip.seq:
+        if self._sessions.store.catalog.last_seq(row.timeline) > known.tip.seq:
             for event in known.line.events(known.tip.seq):
                 fold(known.mind, [event])
                 known.tip = Tip(event.seq, event.hash, event.time)
@@ -222,16 +222,18 @@ class SharedScopes:
         return known
 
     def event_log(self, row: ScopeRow) -> EventLog:
-        sessions, hub = self._sessions, self._sessions.hub
+        sessions, store = self._sessions, self._sessions.store
         base = (
-            decode(JournalHead, hub.objects.get(Oid(row.sealed))) if row.sealed else EMPTY_JOURNAL
+            decode(JournalHead, store.objects.get(Oid(row.sealed))) if row.sealed else EMPTY_JOURNAL
         )
-        return EventLog(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline, base=base)
+        return EventLog(
+            store.catalog, store.objects, sessions.chain, timeline=row.timeline, base=base
+        )
 
     def _load(self, name: str, row: ScopeRow) -> SharedScope:
         line = self.event_log(row)
         base = line.base
-        mind = SessionState.load(self._sessions.maps, self._sessions.hub.objects, base.fold)
+        mind = SessionState.load(self._sessions.maps, self._sessions.store.objects, base.fold)
         time = next((event.time for event in line.newest(1)), 0) if base.seq else 0
         return SharedScope(name, mind, Tip(base.seq, base.hash, time), row.sealed, line)
 
@@ -241,11 +243,11 @@ class SharedScopes:
             return []
         self._forget_after_erasure()
         if memory not in self._at_commit:
-            hub = self._sessions.hub
+            store = self._sessions.store
             found = []
-            for name, oid in decode(Memory, hub.objects.get(Oid(memory))).scopes:
-                journal = decode(JournalHead, hub.objects.get(Oid(oid)))
-                mind = SessionState.load(self._sessions.maps, hub.objects, journal.fold)
+            for name, oid in decode(Memory, store.objects.get(Oid(memory))).scopes:
+                journal = decode(JournalHead, store.objects.get(Oid(oid)))
+                mind = SessionState.load(self._sessions.maps, store.objects, journal.fold)
                 found.append(SharedScope(name, mind, Tip(journal.seq, journal.hash), oid))
             self._at_commit = {memory: found}
         return self._at_commit[memory]
@@ -263,11 +265,11 @@ class SharedScopes:
                 scopes.append((name, known.journal or self._seal(known)))
         if not scopes:
             return b""
-        return self._sessions.hub.objects.put(Kind.MEMORY, encode(Memory(scopes)))
+        return self._sessions.store.objects.put(Kind.MEMORY, encode(Memory(scopes)))
 
     def _seal(self, known: SharedScope) -> bytes:
         assert known.line is not None
-        objects, tip = self._sessions.hub.objects, known.tip
+        objects, tip = self._sessions.store.objects, known.tip
         # Not scanned for secrets: the publishing session has already committed the fact. A secret
         # that became known later would otherwise block all commits of sessions with this scope.
         search, objects.scanner = objects.scanner, None
@@ -285,7 +287,7 @@ class SharedScopes:
         for name, oid in self._pending_seals.items():
             known = self._current.get(name)
             if known is not None and known.line is not None:
-                base = decode(JournalHead, self._sessions.hub.objects.get(Oid(oid)))
+                base = decode(JournalHead, self._sessions.store.objects.get(Oid(oid)))
                 known.line.base = base
                 known.mind.mark_committed()
                 known.journal = oid if base.seq == known.tip.seq else b""
@@ -320,7 +322,7 @@ class SharedScopes:
                         value = msgspec.structs.replace(row, sealed=known.journal)
                         held.append(RowChange(SCOPE, name, encode(value), expect=version))
                     failpoint("publish.before-append")
-                    catalog = self._sessions.hub.catalog
+                    catalog = self._sessions.store.catalog
                     appends = [Append(row.timeline, new)] if new else []
                     catalog.move([], verb="publish", lease=lease, rows=held, appends=appends)
                 failpoint("publish.after-append")
@@ -340,12 +342,12 @@ class SharedScopes:
         rows: list[RowChange],
         begin: bytes,
     ) -> None:
-        sessions, hub = self._sessions, self._sessions.hub
-        base = decode(JournalHead, hub.objects.get(Oid(begin))) if begin else EMPTY_JOURNAL
-        mind = SessionState.load(sessions.maps, hub.objects, base.fold)
+        sessions, store = self._sessions, self._sessions.store
+        base = decode(JournalHead, store.objects.get(Oid(begin))) if begin else EMPTY_JOURNAL
+        mind = SessionState.load(sessions.maps, store.objects, base.fold)
         new, _ = self._make_events(Tip(base.seq, base.hash), self._unknown_drafts(mind, drafts))
         row = ScopeRow(sessions.new_id(), begin)
-        hub.catalog.move(
+        store.catalog.move(
             [],
             verb="publish",
             lease=lease,
@@ -357,7 +359,7 @@ class SharedScopes:
     def _make_events(self, tip: Tip, drafts: Iterable[Draft]) -> tuple[list[EventRow], Tip]:
         made: list[EventRow] = []
         for draft in drafts:
-            row, event = self._sessions.chain.make(tip, draft, self._sessions.hub.clock.now_ns())
+            row, event = self._sessions.chain.make(tip, draft, self._sessions.store.clock.now_ns())
             tip = Tip(event.seq, event.hash, event.time)
             made.append(row)
         return made, tip

@@ -12,10 +12,10 @@ import msgspec
 from ortet._util.codec import Compressor, decode, decompress, encode
 from ortet._util.validation import check_text
 from ortet.errors import Conflict, Corrupt, Invalid, NotFound, Refused, Unsupported
-from ortet.hub.governance.tombstones import store_signer
 from ortet.journal.events import check_plain
 from ortet.journal.state.records import Message
-from ortet.sessions.history.participants import is_bookkeeping_event
+from ortet.sessions.history.load import is_bookkeeping_event
+from ortet.store.signing import store_signer
 
 if TYPE_CHECKING:
     from ortet.sessions.manager import SessionManager
@@ -103,7 +103,7 @@ def carry(view: SessionReader, sessions: SessionManager) -> str:
             "hub.turn",
         )
     packed = len(plain).to_bytes(_SIZE_BYTES, "big") + Compressor().compress(plain)
-    mark = store_signer(sessions.hub).sign(b"carry" + packed)
+    mark = store_signer(sessions.store).sign(b"carry" + packed)
     return base64.urlsafe_b64encode(mark + packed).rstrip(b"=").decode()
 
 
@@ -122,7 +122,7 @@ def read_carry(sessions: SessionManager, text: str) -> CarryRecord:
     except (UnicodeEncodeError, binascii.Error, ValueError) as error:
         raise _bad() from error
     mark, packed = raw[:_MARK_BYTES], raw[_MARK_BYTES:]
-    if mark != store_signer(sessions.hub).sign(b"carry" + packed):
+    if mark != store_signer(sessions.store).sign(b"carry" + packed):
         raise _bad()
     size = int.from_bytes(packed[:_SIZE_BYTES], "big")
     try:

@@ -40,10 +40,10 @@ def checkpoint_of(view: SessionReader) -> AgentCheckpoint:
     """Return the checkpoint of a session; see `SessionReader.checkpoint`."""
     mind, core, past = view.state, view.state.core, last_compaction(view)
     head, kept = view.head, view.notes()
-    deeds = effect_rows(view.hub.catalog, view.row.family)
+    deeds = effect_rows(view.store.catalog, view.row.family)
     return AgentCheckpoint(
         session_id=view.id,
-        timestamp=datetime.fromtimestamp(view.hub.clock.now_ns() / 1e9, UTC),
+        timestamp=datetime.fromtimestamp(view.store.clock.now_ns() / 1e9, UTC),
         goal=core.goal,
         plan=core.plan,
         current_step=core.step,
@@ -101,12 +101,12 @@ def from_checkpoint(
     agent = check_agent(agent or record.agent or "default")
     known = _find_session(sessions, record.session_id)
     away = [] if known else _foreign_effects(record.resume_point)
-    hub = sessions.hub
-    with hub.writing():  # a sweep must not delete the content of artifacts
+    store = sessions.store
+    with store.writing():  # a sweep must not delete the content of artifacts
         start = InitialContent(
-            drafts=[Draft(*draft, hub.author) for draft in _event_data(record, known is not None)]
+            drafts=[Draft(*draft, store.author) for draft in _event_data(record, known is not None)]
             + [_artifact(sessions, artifact) for artifact in record.artifacts]
-            + [Draft(*draft, hub.author) for deed in away for draft in _effect_events(deed)],
+            + [Draft(*draft, store.author) for deed in away for draft in _effect_events(deed)],
             rows=lambda row: [*carried_effect_rows(row, away), pending_approval_row(row.id)],
             family=known.family if known else "",
             parent=known.id if known else "",
@@ -192,7 +192,7 @@ def _event_data(record: AgentCheckpoint, in_family: bool) -> list[tuple[str, dic
 def _artifact(sessions: SessionManager, artifact: Artifact) -> Draft:
     """Return the draft of an artifact, with its content if this store has it."""
     data: dict[str, Any] = msgspec.to_builtins(artifact)
-    objects = sessions.hub.objects
+    objects = sessions.store.objects
     refs: list[ObjectRef] = []
     if artifact.oid and objects.has(from_hex(artifact.oid)):
         refs = [
@@ -200,7 +200,7 @@ def _artifact(sessions: SessionManager, artifact: Artifact) -> Draft:
             for ref in objects.find_by_prefix(artifact.oid)
             if ref[1] in (Kind.BLOB, Kind.BLOCKS)
         ]
-    return Draft("artifact", data, sessions.hub.author, refs)
+    return Draft("artifact", data, sessions.store.author, refs)
 
 
 def _effect_events(effect_row: EffectRow) -> list[tuple[str, dict[str, Any]]]:

@@ -19,15 +19,15 @@ from ortet.journal.kinds import check_custom_kind
 from ortet.journal.state.records import Effect
 from ortet.sessions.actions import artifacts
 from ortet.sessions.actions.actions import digest
-from ortet.sessions.actions.artifacts import StoredContent, load, store
+from ortet.sessions.actions.artifacts import StoredContent, load
 from ortet.sessions.actions.effects import EffectRow, command_of
 from ortet.sessions.history.forking import fork_at
 from ortet.sessions.history.rewind import commit_at
 from ortet.store.sweep_retry import retry_on_sweep, run_with_sweep_retry
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
     from ortet.sessions.session import Session
+    from ortet.store.context import StoreContext
 
 
 # Appending events of several kinds in one write, for programs that translate foreign records.
@@ -67,12 +67,12 @@ def append_events(
         if "." in kind:
             check_custom_kind(kind)
     session._begin_change()
-    hub = session.hub
+    store = session.store
     if not any(is_large(one.data) for one in several):
-        drafts = [Draft(kind, data, hub.author) for kind, data in several]
+        drafts = [Draft(kind, data, store.author) for kind, data in several]
         events = session._writer.add(*drafts, rows=rows, durable=True)
     else:
-        events = run_with_sweep_retry(hub, lambda: _add_large(session, several, rows))
+        events = run_with_sweep_retry(store, lambda: _add_large(session, several, rows))
     if several:
         session._auto_commit_if_due(*several[-1])
     return events
@@ -81,9 +81,9 @@ def append_events(
 def _add_large(
     session: Session, several: Sequence[EventInput], rows: Sequence[RowChange]
 ) -> list[Event]:
-    hub = session.hub
-    with hub.writing():  # a sweep must not delete the object before the event exists
-        return session._writer.add(*drafts_of(hub, several), rows=rows, durable=True)
+    store = session.store
+    with store.writing():  # a sweep must not delete the object before the event exists
+        return session._writer.add(*drafts_of(store, several), rows=rows, durable=True)
 
 
 def is_large(data: Any) -> bool:
@@ -91,20 +91,20 @@ def is_large(data: Any) -> bool:
     return len(encode(data)) > _SPILL_BYTES
 
 
-def drafts_of(hub: Hub, several: Sequence[EventInput]) -> list[Draft]:
-    """Return drafts of the events and store large data. Must be called inside `hub.writing()`."""
-    drafts = [_draft(hub, one) for one in several]
-    hub.objects.flush()
+def drafts_of(store: StoreContext, several: Sequence[EventInput]) -> list[Draft]:
+    """Return drafts of the events and store large data. Must be called inside `store.writing()`."""
+    drafts = [_draft(store, one) for one in several]
+    store.objects.flush()
     return drafts
 
 
-def full_data(hub: Hub, event: Event) -> dict[str, Any]:
+def full_data(store: StoreContext, event: Event) -> dict[str, Any]:
     """Return the data of an event as it was appended, including large data."""
     at = event.data.get("extra", {}) if event.kind == "message" else event.data
-    return stored_data(hub, at) or event.data
+    return stored_data(store, at) or event.data
 
 
-def stored_data(hub: Hub, data: Any) -> dict[str, Any] | None:
+def stored_data(store: StoreContext, data: Any) -> dict[str, Any] | None:
     """Return the data stored apart from `data`, or None.
 
     Args:
@@ -113,16 +113,16 @@ def stored_data(hub: Hub, data: Any) -> dict[str, Any] | None:
     apart = data.get(_STORED_KEY) if isinstance(data, dict) else None
     if not isinstance(apart, dict) or set(apart) != {"oid", "size"}:
         return None
-    told: dict[str, Any] = decode(dict, load(hub.objects, StoredContent(**apart)))
+    told: dict[str, Any] = decode(dict, load(store.objects, StoredContent(**apart)))
     return told
 
 
-def _draft(hub: Hub, event_input: EventInput) -> Draft:
+def _draft(store: StoreContext, event_input: EventInput) -> Draft:
     if not is_large(event_input.data):
-        return Draft(event_input.kind, event_input.data, hub.author)
-    content = store(hub.objects, encode(hub.redact(event_input.data)))
+        return Draft(event_input.kind, event_input.data, store.author)
+    content = artifacts.store_content(store.objects, encode(store.secrets.redact(event_input.data)))
     named = {_STORED_KEY: {"oid": content.oid, "size": content.size}}
-    return Draft(event_input.kind, _short(event_input, named), hub.author, content.refs)
+    return Draft(event_input.kind, _short(event_input, named), store.author, content.refs)
 
 
 def _short(event_input: EventInput, named: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,15 +187,15 @@ def import_events(
 def store_content(session: Session, data: bytes) -> artifacts.StoredContent:
     """Store bytes for an event that is appended next.
 
-    Must be called inside `hub.writing()`, which must last until the event is appended.
+    Must be called inside `store.writing()`, which must last until the event is appended.
     """
-    return artifacts.store(session.hub.objects, session.hub.redact_bytes(data))
+    return artifacts.store_content(session.store.objects, session.store.secrets.redact_bytes(data))
 
 
 @retry_on_sweep
 def fork_named_after_event(session: Session, seq: int, name: str) -> Session:
     """Fork the session state after event `seq`, as NAME/name, without files."""
-    with session.hub.writing():
+    with session.store.writing():
         (fork,) = fork_at(session, _commit_after_event(session, seq), names=[name], machine=False)
     return fork
 
@@ -203,14 +203,14 @@ def fork_named_after_event(session: Session, seq: int, name: str) -> Session:
 @retry_on_sweep
 def restore_after_event(session: Session, seq: int) -> None:
     """Restore the session state to the position after event `seq`. Files stay as they are."""
-    with session.hub.writing():
+    with session.store.writing():
         only = {"mind"} if session.row.has_files else None
         session.restore(_commit_after_event(session, seq).hex(), only=only)
 
 
 def _commit_after_event(session: Session, seq: int) -> Oid:
     session._writer.flush()
-    return commit_at(session.hub._session_manager(), session.row, session.event_log, seq)
+    return commit_at(session.sessions, session.row, session.event_log, seq)
 
 
 def _complete_drafts(session: Session, drafts: Iterable[Draft]) -> Iterator[Draft]:
@@ -220,7 +220,7 @@ def _complete_drafts(session: Session, drafts: Iterable[Draft]) -> Iterator[Draf
         data: Mapping[str, Any] = {}
         if draft.kind == "begun":
             said = {key: draft.data.get(key) for key in _ARGUMENT_FIELDS}
-            data = {"digest": digest(session.hub.objects.hasher.oid, draft.data["name"], said)}
+            data = {"digest": digest(session.store.objects.hasher.oid, draft.data["name"], said)}
         elif draft.kind == "artifact":
             name = draft.data["name"]
             last = versions.get(name) or artifacts.last_version(session.state.artifacts, name)
@@ -243,7 +243,7 @@ def _effect_row_changes(session: Session, drafts: Sequence[Draft]) -> list[RowCh
                 begun=seq,
                 time=session._now(),
                 actor=draft.actor,
-                command=command_of(session.hub, data),
+                command=command_of(session.store, data),
             )
             found[effect.id] = EffectRow(effect, session.id)
         elif draft.kind == "ended":
@@ -257,5 +257,5 @@ def _effect_row_changes(session: Session, drafts: Sequence[Draft]) -> list[RowCh
 
 
 def _find_effect_row(session: Session, kind: str, effect: str) -> EffectRow | None:
-    row = session.hub.catalog.row(kind, effect)
+    row = session.store.catalog.row(kind, effect)
     return decode(EffectRow, row.value) if row is not None else None

@@ -68,7 +68,7 @@ def _is_same(view: SessionReader, events: Sequence[Event], messages: Sequence[Me
     """Compare with the events themselves. A stored digest would survive their erasure."""
     if len(events) != len(messages):
         return False
-    hidden = view.hub.redact  # a secret may have become known since then
+    hidden = view.store.secrets.redact  # a secret may have become known since then
     pairs = zip(events, messages, strict=True)
     return all(
         event.erased or encode(hidden(event.data)) == encode(hidden(dict(message)))
@@ -83,7 +83,7 @@ def is_key_used(view: SessionReader, key: str) -> bool:
 
 def _find_key(view: SessionReader, key: str) -> tuple[KeyedMessages | None, list[Event]]:
     check_text(key=key)
-    known = next((one for one in _load_keys(view.hub.catalog, view.id) if one.key == key), None)
+    known = next((one for one in _load_keys(view.store.catalog, view.id) if one.key == key), None)
     if known is None:
         return None, []
     events = list(view.events(known.first - 1, known.last))

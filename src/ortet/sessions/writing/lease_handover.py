@@ -19,10 +19,10 @@ from ortet.sessions.table import PAUSED
 from ortet.store.lease import acquire_lease
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
     from ortet.sessions.manager import SessionManager
     from ortet.sessions.session import Session
     from ortet.sessions.table import SessionRow
+    from ortet.store.context import StoreContext
 
 HANDOVER_OWNER_PREFIX = "lent-"
 """Prefix of the last part of an owner name: this owner releases the lease on request."""
@@ -37,6 +37,8 @@ _REQUEST_ROW_KIND = "wanted"
 _STALE_REQUEST_SECONDS = 60.0
 """Seconds without a change after which a request row is stale."""
 _HANDOVER_TIMEOUT_SECONDS = 5.0
+_RELEASE_MESSAGE = "let go on this host"
+"""Message of the commit that a host makes before it releases a session with private files."""
 
 
 def request_handover(signal: Signal, session: str) -> None:
@@ -45,29 +47,24 @@ def request_handover(signal: Signal, session: str) -> None:
             signal.notify(topic)
 
 
-def is_shared_store(hub: Hub) -> bool:
-    """Return True if processes of other hosts use the same catalog."""
-    return hub.url != str(hub.root)
-
-
 class LeaseRequest:
     """A request for the lease of a session, by signal first and then also by a row."""
 
-    def __init__(self, hub: Hub, session: str) -> None:
-        self._hub = hub
+    def __init__(self, store: StoreContext, session: str) -> None:
+        self._store = store
         self._session = session
         self._sent_count = 0
 
     def send(self) -> float:
         """Send the request. Return the seconds to wait before sending it again."""
-        hub = self._hub
-        request_handover(hub.signal, self._session)
+        store = self._store
+        request_handover(store.signal, self._session)
         self._sent_count += 1
         if self._sent_count == 1:
             return FIRST_RETRY_SECONDS
-        if is_shared_store(hub):
+        if store.is_shared:
             with suppress(OrtetError):  # only a hint
-                hub.catalog.put_row(_REQUEST_ROW_KIND, self._session, b"")
+                store.catalog.put_row(_REQUEST_ROW_KIND, self._session, b"")
         return RETRY_SECONDS
 
     def __enter__(self) -> LeaseRequest:
@@ -77,10 +74,10 @@ class LeaseRequest:
         """Notify the previous owner on success, and remove the request row."""
         if self._sent_count and error is None:
             with suppress(OSError, OrtetError):  # only a hint
-                self._hub.signal.notify(received_topic(self._session))
-        if self._sent_count > 1 and is_shared_store(self._hub):
+                self._store.signal.notify(received_topic(self._session))
+        if self._sent_count > 1 and self._store.is_shared:
             with suppress(OrtetError):
-                self._hub.catalog.drop_row(_REQUEST_ROW_KIND, self._session)
+                self._store.catalog.drop_row(_REQUEST_ROW_KIND, self._session)
 
 
 class LeaseRequests:
@@ -90,24 +87,24 @@ class LeaseRequests:
     clocks of hosts differ.
     """
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, store: StoreContext) -> None:
+        self._store = store
         self._versions: dict[str, tuple[int, float]] = {}  # version and the time it was first seen
 
     def requested_sessions(self) -> set[str]:
         """Return the sessions requested now, and drop stale rows."""
-        if not is_shared_store(self._hub):
+        if not self._store.is_shared:
             return set()
         seen, now = self._versions, time.monotonic()
         self._versions = {}
-        for row in self._hub.catalog.rows(_REQUEST_ROW_KIND):
+        for row in self._store.catalog.rows(_REQUEST_ROW_KIND):
             version, since = seen.get(row.key, (0, now))
             if version != row.version:
                 since = now
             if now - since < _STALE_REQUEST_SECONDS:
                 self._versions[row.key] = (row.version, since)
             else:
-                self._hub.catalog.drop_row(_REQUEST_ROW_KIND, row.key)
+                self._store.catalog.drop_row(_REQUEST_ROW_KIND, row.key)
         return set(self._versions)
 
 
@@ -132,7 +129,9 @@ def received_topic(session: str) -> str:
     return f"{HANDOVER_TOPIC}:taken:{session}"
 
 
-def acquire_or_request_lease(hub: Hub, session: str, owner: Callable[[], str], host: str) -> Lease:
+def acquire_or_request_lease(
+    store: StoreContext, session: str, owner: Callable[[], str], host: str
+) -> Lease:
     """Acquire the lease of a session, asking its owner to release it where that helps.
 
     A process that itself hands over leases does not wait here: it has its own waiting rules.
@@ -142,17 +141,22 @@ def acquire_or_request_lease(hub: Hub, session: str, owner: Callable[[], str], h
     """
     name, topic = f"session:{session}", released_topic(session)
     until = time.monotonic() + _HANDOVER_TIMEOUT_SECONDS
-    with LeaseRequest(hub, session) as request:
+    with LeaseRequest(store, session) as request:
         while True:
             try:
-                return acquire_lease(hub.catalog, name, owner(), host)
+                return acquire_lease(store.catalog, name, owner(), host)
             except Refused as error:
                 rest = until - time.monotonic()
                 lent = is_handover_owner(str(error.details.get("owner", "")))
-                if error.kind != "lease_held" or hub.allows_lease_handover or not lent or rest <= 0:
+                if (
+                    error.kind != "lease_held"
+                    or store.allows_lease_handover
+                    or not lent
+                    or rest <= 0
+                ):
                     raise
-            token = hub.signal.token(topic)
-            hub.signal.wait(topic, token, min(rest, request.send()))
+            token = store.signal.token(topic)
+            store.signal.wait(topic, token, min(rest, request.send()))
 
 
 def is_handover_owner(owner: str) -> bool:
@@ -190,10 +194,6 @@ def release_for_handover(session: Session) -> None:
     if session.status != PAUSED:
         session.pause()
         return
-    from ortet.sessions.history.cross_host_files import (
-        commit_before_release,  # imported here: avoids an import cycle
-    )
-
     try:
         session.drain_inbox()
         commit_before_release(session)
@@ -201,3 +201,26 @@ def release_for_handover(session: Session) -> None:
         session.release()
     except Refused:  # another process has taken over
         session.abandon()
+
+
+def commit_before_release(session: Session) -> None:
+    """Commit files and running programs that only this host has, before the session is released.
+
+    If the commit is refused, the files stay here and are found when the session returns.
+    """
+    files = session._files
+    if files is not None and files.row.files == "private" and session.store.is_shared:
+        with suppress(OrtetError):
+            session.commit(_RELEASE_MESSAGE)
+
+
+def commit_for_other_hosts(session: Session) -> None:
+    """Commit files that other processes of this host changed, and raise if that fails."""
+    store, row = session.store, session.row
+    known = (
+        session.sessions.workspaces.table.get(row.branch)
+        if row.has_files and store.is_shared
+        else None
+    )
+    if known is not None and known.files == "private" and store.is_local_host(known.host):
+        session.commit(_RELEASE_MESSAGE)

@@ -47,8 +47,8 @@ def epoch_of(sessions: SessionManager) -> int:
 
     An erasure changes the epoch. Read the epoch before reading anything that is cached under it.
     """
-    hub = sessions.hub
-    return hub.objects.sweep_lock.fetch_epoch() if hub.cache.shared else -1
+    store = sessions.store
+    return store.objects.sweep_lock.fetch_epoch() if store.cache.shared else -1
 
 
 def load_cached(
@@ -63,13 +63,13 @@ def load_cached(
     Returns:
         The position that the state has now, or None if no entry fits.
     """
-    hub = sessions.hub
-    data = hub.cache.get(_key(event_log.timeline, epoch)) if epoch >= 0 else None
+    store = sessions.store
+    data = store.cache.get(_key(event_log.timeline, epoch)) if epoch >= 0 else None
     kept = _decode_entry(sessions, data) if data is not None else None
     if kept is None or kept.timeline != event_log.timeline or kept.seq <= event_log.base.seq:
         return None
-    rows = hub.catalog.events(event_log.timeline, kept.seq - 1, 1)
-    if not rows or rows[0].seq != kept.seq or hub.objects.hasher.oid(rows[0].head) != kept.hash:
+    rows = store.catalog.events(event_log.timeline, kept.seq - 1, 1)
+    if not rows or rows[0].seq != kept.seq or store.objects.hasher.oid(rows[0].head) != kept.hash:
         return None
     if kept.base != _fold_oid(sessions, event_log) or not state.apply_pending_changes(kept.ahead):
         return None
@@ -91,8 +91,8 @@ def cache_state(
     kept = encode(
         _CachedState(event_log.timeline, tip.seq, tip.hash, tip.time, base, state.pending_changes())
     )
-    seal = sessions.hub.objects.hasher.oid(kept)
-    sessions.hub.cache.put(_key(event_log.timeline, epoch), seal + kept, TTL_NS)
+    seal = sessions.store.objects.hasher.oid(kept)
+    sessions.store.cache.put(_key(event_log.timeline, epoch), seal + kept, TTL_NS)
 
 
 def cache_writer_state(sessions: SessionManager, writer: EventWriter, epoch: int) -> None:
@@ -117,12 +117,12 @@ def _key(timeline: str, epoch: int) -> str:
 
 def _fold_oid(sessions: SessionManager, event_log: EventLog) -> bytes:
     fold = event_log.base.fold
-    return sessions.hub.objects.replacement_of(Oid(fold)) if fold else b""
+    return sessions.store.objects.replacement_of(Oid(fold)) if fold else b""
 
 
 def _decode_entry(sessions: SessionManager, data: bytes) -> _CachedState | None:
     """Decode an entry. Return None if it is damaged or was not written with this store's key."""
-    hasher = sessions.hub.objects.hasher
+    hasher = sessions.store.objects.hasher
     size = len(hasher.oid(b""))
     if hasher.oid(data[size:]) != data[:size]:
         return None

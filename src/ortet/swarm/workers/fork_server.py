@@ -70,7 +70,7 @@ def warm_up(opener: Callable[..., Any], zygote: Zygote | None) -> None:
 
 def share_zygote(hub: Hub, zygote: Zygote | None) -> None:
     """Let the overlay machines of a hub use an existing zygote process."""
-    engine = hub._store.engine("overlay") if zygote is not None else None
+    engine = hub.workspaces.engines.find("overlay") if zygote is not None else None
     if zygote is not None and isinstance(engine, OverlayEngine):
         engine.use_zygote(zygote)
 

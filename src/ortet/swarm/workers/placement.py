@@ -82,7 +82,7 @@ def ray_worker_config(hub: Hub, on: RayClusterSpec, timeout: float | None) -> di
         "cluster": {"address": _cluster_address(on), "needs": on.needs},
         "timeout": timeout,
         "root": hub.url,
-        "host": hub._store.host if embedded else "",
+        "host": hub.store.host if embedded else "",
         "once": True,
         "version": ortet_version(),
     }

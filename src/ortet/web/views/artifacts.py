@@ -117,7 +117,7 @@ def preview_artifact(view: SessionReader, artifact: Artifact) -> ArtifactPreview
 
 
 def _read_start(view: SessionReader, artifact: Artifact) -> Iterator[bytes]:
-    return read_range(view.hub.objects, content_of(artifact), 0, MAX_PREVIEW_BYTES)
+    return read_range(view.store.objects, content_of(artifact), 0, MAX_PREVIEW_BYTES)
 
 
 def _text(data: bytes, *, is_cut: bool) -> str | None:

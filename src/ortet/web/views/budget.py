@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 from starlette.responses import Response
 
+from ortet.hub.hub import hub_of
 from ortet.sessions.actions.bill import SpendRecord, spends
 from ortet.sessions.actions.budget import levels
 from ortet.sessions.reader import SessionReader
@@ -218,12 +219,12 @@ def build_budget_page(view: SessionReader) -> BudgetPage:
     Forks share one budget, and a restore refunds nothing.
     """
     spent, limits, left = view.spent(), view.limits(), view.budget_left()
-    soft = levels(view.hub.catalog, view.row)[0].account.soft
-    family = {row.id: row for row in view.hub.sessions() if row.family == view.row.family}
+    soft = levels(view.store.catalog, view.row)[0].account.soft
+    family = {row.id: row for row in hub_of(view).sessions() if row.family == view.row.family}
     since = min(row.created for row in family.values())
-    parts = [one for one in spends(view.hub.catalog, since) if one.session in family]
+    parts = [one for one in spends(view.store.catalog, since) if one.session in family]
     names = _order_counters({*spent, *limits, *soft})
-    end = max([view.hub.clock.now_ns(), *(one.time for one in parts)])
+    end = max([view.store.clock.now_ns(), *(one.time for one in parts)])
     start = min([since, *(one.time for one in parts)])
     plots = [
         _plot(name, parts, start, end, limit=limits.get(name), soft=soft.get(name))

@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from ortet.errors import OrtetError
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.journal.state.records import Episode, Fact
 from ortet.memory.records import Scores
 from ortet.server.auth.tokens import Caller
@@ -158,7 +158,7 @@ def _href(hub: Hub, hit: RecallHit, caller: Caller) -> str:
     if not source.session or source.scope:
         return ""
     try:
-        row = hub._session_manager().table.get(source.session)
+        row = hub.session_manager.table.get(source.session)
     except OrtetError:
         return ""
     return f"/s/{row.id}/journal?before={source.seq + 1}" if caller.sees(row.agent) else ""
@@ -166,7 +166,7 @@ def _href(hub: Hub, hit: RecallHit, caller: Caller) -> str:
 
 def _session_page(view: SessionReader, page: MemoryPage) -> MemoryPage:
     ask = page.ask
-    at = parse_time(view.hub, "at", ask.at or None)
+    at = parse_time(hub_of(view), "at", ask.at or None)
     history = view.fact_history(ask.fact) if ask.fact else []
     if ask.show == "episodes":
         told = view.episodes(until=at)[::-1]
@@ -206,7 +206,7 @@ def session_memory(page_request: PageRequest) -> Response:
     """Render the memory page of one session."""
     ask = parse_query(page_request, MemoryQuery)
     with page_request.view() as view:
-        found = build_memory_page(view.hub, page_request.caller, view, ask)
+        found = build_memory_page(hub_of(view), page_request.caller, view, ask)
         given = session_frame(view)
     here = f"/s/{given['row'].id}/memory"
     return page_request.render(

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from ortet._util.codec import decode
 from ortet.errors import Invalid
 from ortet.history.records import JournalHead
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.ids import Oid
 from ortet.journal.conversation.superseded import is_superseded
 from ortet.journal.conversation.text import clip, message_text, text_of
@@ -50,12 +50,12 @@ class CommitJournalIndex:
         found = [one for one in line if 0 < one[1].seq <= seq]
         # After a restore of the state alone, a commit may end before its parent does.
         for oid, journal in sorted(found, key=lambda one: -one[1].seq):
-            if passes_through(view.event_log, view.hub, journal):
+            if passes_through(view.event_log, hub_of(view), journal):
                 yield oid, journal
 
     def _branch_commits(self, view: SessionReader, tenant: str) -> list[tuple[Oid, JournalHead]]:
         """Return the commits of the branch along first parents, oldest first."""
-        head = view.hub.catalog.head(f"branch:{view.row.branch}")
+        head = view.store.catalog.head(f"branch:{view.row.branch}")
         if head is None:
             return []
         with self._lock:
@@ -67,11 +67,11 @@ class CommitJournalIndex:
             at = {oid: n for n, (oid, _) in enumerate(known)}
             fresh: list[tuple[Oid, JournalHead]] = []
             kept = 0
-            for oid in view.hub.history.first_parents(head.oid):
+            for oid in view.store.history.first_parents(head.oid):
                 if oid in at:
                     kept = at[oid] + 1
                     break
-                fresh.append((oid, journal_at(view.hub, oid)))
+                fresh.append((oid, journal_at(hub_of(view), oid)))
             known[kept:] = reversed(fresh)
             return list(known)
 
@@ -90,7 +90,7 @@ def passes_through(log: EventLog, hub: Hub, journal: JournalHead) -> bool:
     Events that a restore left are not in it.
     """
     row = next(iter(log.rows(journal.seq - 1, journal.seq)), None) if journal.seq else None
-    return row is not None and hub._session_manager().chain.tip(row).hash == journal.hash
+    return row is not None and hub.session_manager.chain.tip(row).hash == journal.hash
 
 
 _MAX_MESSAGES = 20
@@ -134,7 +134,7 @@ def replay_page(commit_index: CommitJournalIndex, page_request: PageRequest) -> 
             at=at,
             tip=tip,
             moment=build_moment(view, at, base),
-            commit=view.hub.history.info(oid) if oid is not None else None,
+            commit=view.store.history.info(oid) if oid is not None else None,
             behind=at - base.seq,
             said=text_of,
         )
@@ -164,8 +164,8 @@ def build_moment(view: SessionReader, seq: int, base: JournalHead) -> ReplayMome
 
 def state_at(view: SessionReader, seq: int, base: JournalHead) -> SessionState:
     """Return the state that results from the events up to `seq`."""
-    sessions = view.hub._session_manager()
-    mind = SessionState.load(sessions.maps, view.hub.objects, base.fold)
+    sessions = hub_of(view).session_manager
+    mind = SessionState.load(sessions.maps, view.store.objects, base.fold)
     for event in view.event_log.events(base.seq, seq):
         fold(mind, [event])
     return mind

@@ -169,7 +169,7 @@ def _spent(view: SessionReader) -> dict[str, float]:
     """Return the spending: of the whole family for its first session, else of the fork alone."""
     if view.id == view.row.family:
         return view.spent()
-    return levels(view.hub.catalog, view.row)[0].purse.spent
+    return levels(view.store.catalog, view.row)[0].purse.spent
 
 
 def _match_sessions(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterator[tuple[str, str]]:
@@ -193,7 +193,7 @@ def _match_sessions(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterato
 
 def _recall_matches(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterator[tuple[str, str]]:
     """Yield sessions whose messages or facts contain the words."""
-    minds, known = hub._session_manager(), {row.id for row in rows}
+    minds, known = hub.session_manager, {row.id for row in rows}
     among = sorted(rows, key=lambda row: (row.created, len(row.name), row.name))
     reach = recall.all_searchable_logs(minds, agent=None, session=None, word=None, among=among)
     query = recall.parse_query(

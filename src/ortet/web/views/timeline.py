@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from ortet.errors import Invalid, NotFound
 from ortet.history.diff.tree_diff import is_directory_touch
-from ortet.hub.hub import Hub
+from ortet.hub.hub import Hub, hub_of
 from ortet.journal.conversation.text import text_of
 from ortet.sessions.history.compare import compare, files_between
 from ortet.sessions.reader import SessionReader
@@ -39,7 +39,9 @@ def compare_page(page_request: PageRequest) -> Response:
             page_request.resolve_commit(hub, page_request.path_params[name]) for name in ("a", "b")
         )
         if "file" in page_request.query:
-            changes = [one for one in files_between(hub, old, new) if not is_directory_touch(one)]
+            changes = [
+                one for one in files_between(hub.store, old, new) if not is_directory_touch(one)
+            ]
             number = page_request.query["file"]
             plain = number.isascii() and number.isdigit() and len(number) < 10
             if not (plain and int(number) < len(changes)):
@@ -47,7 +49,7 @@ def compare_page(page_request: PageRequest) -> Response:
             return page_request.render(
                 "patch.html", patch=file_patch(hub.objects, changes[int(number)])
             )
-        found = compare(hub, old, new, limit=_MAX_MESSAGES)
+        found = compare(hub.session_manager, old, new, limit=_MAX_MESSAGES)
         room, files = _MAX_PATCH_LINES, list[dict[str, Any]]()
         changes = [one for one in found.files if not is_directory_touch(one)]
         for change in changes[:_MAX_FILES]:
@@ -86,7 +88,7 @@ def pages() -> tuple[tuple[str, PageView], ...]:
 def timeline_page(page_request: PageRequest) -> Response:
     """Render the frame of the graph and the overview of the session."""
     with page_request.view() as view:
-        family = load_family(page_request, view.hub)
+        family = load_family(page_request, hub_of(view))
         return page_request.render(
             "tree.html", tab="timeline", row=view.row, **overview(view, family)
         )

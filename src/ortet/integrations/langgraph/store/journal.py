@@ -32,7 +32,7 @@ from ortet.integrations.langgraph.store.items import (
 )
 from ortet.journal.events import Draft, Event, Tip
 from ortet.sessions.environment.traces import adapter_row_kind, drop_adapter_rows
-from ortet.sessions.history.participants import load_event_log
+from ortet.sessions.history.load import load_event_log
 from ortet.sessions.table import ARCHIVED, CLOSED, SessionRow
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ItemJournal:
     def __init__(self, hub: Hub, name: str, agent: str) -> None:
         self._hub = require_hub(hub)
         self._catalog = hub.catalog
-        self._sessions = hub._session_manager()
+        self._sessions = hub.session_manager
         self._chain = self._sessions.chain
         self._name, self._agent = name, agent
         self.reset()
@@ -239,7 +239,10 @@ class ItemJournal:
 
     def write(self, changes: Iterable[ItemChange]) -> None:
         """Write all changes in one transaction, durable on return."""
-        given = [msgspec.structs.replace(one, value=self._hub.redact(one.value)) for one in changes]
+        given = [
+            msgspec.structs.replace(one, value=self._hub.store.secrets.redact(one.value))
+            for one in changes
+        ]
 
         def drafts(timeline: str) -> list[Draft]:
             return drafts_of(
@@ -294,7 +297,7 @@ class ItemJournal:
                 known = self._value_cache.values_for(timeline, self.epoch())
                 for seq, value in values.items():
                     self._value_cache.keep(known, seq, value)
-                self._hub.notify(f"session:{self.session}")
+                self._hub.store.notify(f"session:{self.session}")
                 return
         raise Conflict("seq_taken", "too many processes write to this store: repeat the call")
 

@@ -21,15 +21,16 @@ from ortet.journal.state.records import Effect
 from ortet.journal.state.state import SessionState
 from ortet.machines.secrets.names import is_secret
 from ortet.sessions.actions.effects import effects_since
-from ortet.sessions.history.participants import is_bookkeeping_event, load_event_log
-from ortet.sessions.results import UnavailableSecret
+from ortet.sessions.environment.environments import environment_at_commit
+from ortet.sessions.history.load import is_bookkeeping_event, load_event_log
 from ortet.sessions.writing.inbox import pending_events
+from ortet.workspaces.results import UnavailableSecret
 
 if TYPE_CHECKING:
-    from ortet.hub.hub import Hub
     from ortet.sessions.manager import SessionManager
     from ortet.sessions.reader import SessionReader
     from ortet.sessions.table import SessionRow
+    from ortet.store.context import StoreContext
 
 
 def count_forgotten_events(view: SessionReader, commit: Oid) -> int:
@@ -38,41 +39,53 @@ def count_forgotten_events(view: SessionReader, commit: Oid) -> int:
     Lifecycle events and automatic environment events are not counted.
     """
     base = view.event_log.base
-    return _count_left_events(view.hub._session_manager(), base, commit, view.events(base.seq))
+    return _count_left_events(view.sessions, base, commit, view.events(base.seq))
 
 
-def count_forgotten_on_branch(sessions: SessionManager, branch: str, commit: Oid) -> int:
-    """Count the lost events of the session on a branch; 0 if there is no session."""
-    row = sessions.table.find_by_branch(branch)
-    if row is None:
-        return 0
+def count_forgotten(
+    sessions: SessionManager, row: SessionRow, commit: Oid, since: Oid | None = None
+) -> int:
+    """Count the events that the state of a session loses by a restore of `commit`.
+
+    Args:
+        sessions: the sessions of the store.
+        row: the session.
+        commit: the commit to restore.
+        since: count from this commit; None counts from the present state, as stored.
+    """
+    if since is not None:
+        old = _journal(sessions.store, since) or EMPTY_JOURNAL
+        return _count_left_events(sessions, old, commit, ())
     line, _ = load_event_log(sessions, row)
-    new = (*line.events(line.base.seq), *pending_events(sessions.hub.catalog, row.id))
+    new = (*line.events(line.base.seq), *pending_events(sessions.store.catalog, row.id))
     return _count_left_events(sessions, line.base, commit, new)
 
 
-def count_forgotten_since(sessions: SessionManager, before: Oid, commit: Oid) -> int:
-    """Count the lost events from the commit `before` to `commit`."""
-    return _count_left_events(sessions, _journal(sessions.hub, before) or EMPTY_JOURNAL, commit, ())
+def unrestorable_since(
+    sessions: SessionManager, row: SessionRow, commit: Oid
+) -> tuple[list[Effect], list[UnavailableSecret]]:
+    """Return the effects since a commit and the secrets that it needs and this host lacks."""
+    secrets = unavailable_secrets(sessions, commit, environment_at_commit(sessions, commit))
+    return effects_since_commit(sessions.store, row, commit), secrets
 
 
 def _count_left_events(
     sessions: SessionManager, old: JournalHead, commit: Oid, new: Iterable[Event]
 ) -> int:
-    objects = sessions.hub.objects
-    stretch = find_divergence(objects, old, _journal(sessions.hub, commit) or EMPTY_JOURNAL)[0]
+    objects = sessions.store.objects
+    stretch = find_divergence(objects, old, _journal(sessions.store, commit) or EMPTY_JOURNAL)[0]
     left = sum(not is_bookkeeping_event(event) for event in stretch.newest(objects, sessions.chain))
     return left + sum(not is_bookkeeping_event(event) for event in new)
 
 
-def effects_since_commit(hub: Hub, row: SessionRow, commit: Oid) -> list[Effect]:
+def effects_since_commit(store: StoreContext, row: SessionRow, commit: Oid) -> list[Effect]:
     """Return the effects of a session since a commit. A restore does not undo them."""
-    return effects_since(hub.catalog, row, seq_of(hub, commit))
+    return effects_since(store.catalog, row, seq_of(store, commit))
 
 
-def seq_of(hub: Hub, commit: Oid) -> int:
+def seq_of(store: StoreContext, commit: Oid) -> int:
     """Return the number of the last event in a commit; 0 if it holds no session state."""
-    journal = _journal(hub, commit)
+    journal = _journal(store, commit)
     return journal.seq if journal is not None else 0
 
 
@@ -80,26 +93,26 @@ def unavailable_secrets(
     sessions: SessionManager, commit: Oid, environment: Environment | None
 ) -> list[UnavailableSecret]:
     """Return secrets that a commit and its environment refer to and this host cannot provide."""
-    hub, journal = sessions.hub, _journal(sessions.hub, commit)
+    store, journal = sessions.store, _journal(sessions.store, commit)
     if journal is None:
         return []
-    mind = SessionState.load(sessions.maps, hub.objects, journal.fold)
+    mind = SessionState.load(sessions.maps, store.objects, journal.fold)
     used: dict[str, list[str]] = {name: ["run"] for name in mind.core.secrets}
     for token in mind.tokens:
         used.setdefault(token.vault, []).append(f"token {token.service}")
-    found = [one for name in used if (one := _check_secret(hub, name, used[name])) is not None]
+    found = [one for name in used if (one := _check_secret(store, name, used[name])) is not None]
     for name, variable in environment.variables.items() if environment is not None else ():
-        if variable.ref and name not in used and name not in hub.environ:
+        if variable.ref and name not in used and name not in store.environ:
             found.append(UnavailableSecret(name, "missing", [f"variable {name}"]))
     return sorted(found, key=lambda one: one.name)
 
 
-def _check_secret(hub: Hub, name: str, used: list[str]) -> UnavailableSecret | None:
+def _check_secret(store: StoreContext, name: str, used: list[str]) -> UnavailableSecret | None:
     try:
-        hub.vault.get(name)
+        store.vault.get(name)
     except NotFound:
         # commands get secrets of the environment as well
-        if is_secret(name, hub.environ.get(name, "")):
+        if is_secret(name, store.environ.get(name, "")):
             return None
         return UnavailableSecret(name, "missing", used)
     except Refused as error:
@@ -111,6 +124,6 @@ def _check_secret(hub: Hub, name: str, used: list[str]) -> UnavailableSecret | N
     return None
 
 
-def _journal(hub: Hub, commit: Oid) -> JournalHead | None:
-    state = hub.history.state(commit)
-    return decode(JournalHead, hub.objects.get(Oid(state.journal))) if state.journal else None
+def _journal(store: StoreContext, commit: Oid) -> JournalHead | None:
+    state = store.history.state(commit)
+    return decode(JournalHead, store.objects.get(Oid(state.journal))) if state.journal else None
