@@ -57,7 +57,7 @@ class Scene:
     def raw(self) -> Raw:
         """Ready for one more."""
         if self._raw is None:
-            machine = self.session.machine._machine
+            machine = self.session.machine.files.machine
             assert isinstance(machine, LiveMachine)
             self._raw = Raw(machine, self._raw_place)
         else:

@@ -66,8 +66,8 @@ Ortet is WAL with `synchronous=FULL` where nothing else is said, and a turn of i
 events, where SQLiteSession writes both messages in one transaction. Group commit is timed from the
 first event until `pause` came back, when all are on the disk. Sizes are blocks of every file, the
 log moved into its database first. *Committed*: after one `commit`, which holds the events a second
-time, sealed; *trimmed*: after `hub.governance.retain()`, which forgets rows that commits hold, and a
-`verify`.
+time, sealed; *trimmed*: after `hub.governance.retain()`, which forgets rows that commits hold, and
+a `verify`.
 """,
     session_rows.ROWS,
 )

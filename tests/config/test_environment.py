@@ -335,12 +335,12 @@ class TestSettings:
         self, opened: Open, store: Path
     ) -> None:
         with opened() as hub:
-            assert hub.author.endswith(f"@{os.uname().nodename}")
+            assert hub.store.author.endswith(f"@{os.uname().nodename}")
         (store / "config.toml").write_text('author = "by file"\n')
         with opened() as hub:
-            assert hub.author == "by file"
+            assert hub.store.author == "by file"
         with opened(environ={"ORTET_AUTHOR": "by env"}) as hub:
-            assert hub.author == "by env"
+            assert hub.store.author == "by env"
 
     def test_an_author_that_is_not_text_can_commit(self, opened: Open, work: Path) -> None:
         hub = opened(environ={"ORTET_AUTHOR": "caf\udce9"})

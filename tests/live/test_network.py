@@ -299,7 +299,7 @@ class TestNothingIsLeft:
             "import ortet, sys\n"
             "hub = ortet.open(sys.argv[1])\n"
             "work = hub.workspace(sys.argv[2], engine='criu', network='outbound')\n"
-            "process = work._machine._live_process\n"
+            "process = work.files.machine._live_process\n"
             "print(process.outbound._pid, process.pid, flush=True)\n"
             "input()\n"
         )

@@ -180,7 +180,7 @@ class TestNothingIsLeft:
             "import ortet, sys\n"
             "hub = ortet.open(sys.argv[1])\n"
             "work = hub.workspace(sys.argv[2], engine='criu', limits={'memory': '256M'})\n"
-            "print(*work._machine._live_process.cgroup.paths, flush=True)\n"
+            "print(*work.files.machine._live_process.cgroup.paths, flush=True)\n"
             "input()\n"
         )
         command = [sys.executable, "-c", program, str(tmp_path / "store"), str(work)]

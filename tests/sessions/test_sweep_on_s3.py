@@ -41,7 +41,7 @@ blobs = [os.urandom(20_000) for _ in range(4)]
 turn, forks = 0, []
 with ortet.open(url) as hub, hub.session(name) as s, hub.workspace(work, name=f"w-{name}") as w:
     while True:
-        with hub.writing():  # found again later, unless a sweep has taken it
+        with hub.store.writing():  # found again later, unless a sweep has taken it
             hub.objects.put(Kind.BLOB, blobs[(turn + 2) % 4])
             hub.objects.flush()
         (work / f"file{turn % 3}").write_bytes(blobs[turn % 4])

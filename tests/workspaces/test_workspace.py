@@ -37,7 +37,7 @@ class TestCommit:
         (work / "b").touch()
         second = ws.commit("second")
         assert (first.parents, second.parents) == ([], [first.oid])
-        assert (second.author, second.message) == (hub.author, "second")
+        assert (second.author, second.message) == (hub.store.author, "second")
         assert second.state != first.state
         assert hub.refs.reflog("proj")[0].detail == "second"
 

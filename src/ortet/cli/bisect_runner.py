@@ -102,7 +102,7 @@ def drop_copy(hub: Hub, copy: str) -> None:
     if copy and hub.workspaces.table.get(copy):
         hub.drop(copy, discard=True)
     if copy and hub.refs.get(copy):
-        hub.refs.delete(copy, actor=hub.author, detail="bisect")
+        hub.refs.delete(copy, actor=hub.store.author, detail="bisect")
 
 
 @contextmanager

@@ -116,12 +116,9 @@ class Hub:
         self.objects = store.objects
         self.trees = store.trees
         self.clock = store.clock
-        self.author = store.author
         self.random = store.random
         self.history = store.history
         self.refs = store.refs
-        self.environ = store.environ
-        self.initial_environ = store.initial_environ
         self.close_callbacks: list[Callable[[], None]] = []
         self.workspaces = WorkspaceManager(store, engines)
         self.workspaces.find_participant = self._find_participant

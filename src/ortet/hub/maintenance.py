@@ -41,6 +41,7 @@ class Maintenance:
         """
         from ortet.hub.verify import verify_store
 
+        optional(CALLABLE, progress=progress)
         return verify_store(self._sessions(), progress)
 
     def sweep(

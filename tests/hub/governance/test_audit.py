@@ -41,7 +41,7 @@ def test_audit_reports_actor_action_and_reason_of_each_event(hub: Hub) -> None:
         ("plan", "a; b", ""),
         ("lifecycle", "active -> paused", ""),
     } <= lines
-    assert {line.actor for line in report.lines} == {hub.author}
+    assert {line.actor for line in report.lines} == {hub.store.author}
 
 
 def test_audit_and_briefing_show_a_message_that_only_calls_a_tool(hub: Hub) -> None:

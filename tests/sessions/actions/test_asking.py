@@ -67,13 +67,13 @@ def test_listing_approvals_loads_only_sessions_that_have_one(
     with hub.session("s") as s:
         s.request_approval("sell the boat")
     read: list[str] = []
-    get = hub.get
+    get = hub.session_manager.get
 
     def counted(id_: str) -> SessionReader:
         read.append(id_)
         return get(id_)
 
-    monkeypatch.setattr(hub, "get", counted)
+    monkeypatch.setattr(hub.session_manager, "get", counted)
     assert names(hub) == ["s"]
     assert read == [s.id]
 

@@ -23,7 +23,7 @@ def test_go_before_drops_later_messages_and_keeps_facts(hub: Hub) -> None:
         s.say("user", "three")
         second = s.messages()[1].seq
         other = {"role": "assistant", "content": "other"}
-        rewind_before_event(s, second, lambda: [Draft("message", other, hub.author)])
+        rewind_before_event(s, second, lambda: [Draft("message", other, hub.store.author)])
         assert said(s) == ["one", "other"]
         assert [fact.text for fact in s.facts()] == ["the sky is blue"]
         s.say("user", "on")

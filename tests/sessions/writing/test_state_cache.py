@@ -18,7 +18,7 @@ from ortet.hub.hub import Hub
 from ortet.journal.events import Event
 from ortet.journal.state import reducers
 from ortet.journal.state.state import SessionState
-from ortet.sessions.history import participants
+from ortet.sessions.history import load
 from ortet.sessions.writing.state_cache import MIN_EVENTS, TTL_NS
 
 pytestmark = pytest.mark.valkey
@@ -41,7 +41,7 @@ def folded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seqs.extend(event.seq for event in events)
         reducers.fold(mind, events)
 
-    monkeypatch.setattr(participants, "fold", fold)
+    monkeypatch.setattr(load, "fold", fold)
     return seqs
 
 

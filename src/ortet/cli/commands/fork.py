@@ -283,5 +283,5 @@ def drop(call: CliCall, names: tuple[str, ...], branch: bool, discard: bool) -> 
     for name in dict.fromkeys(names):
         call.hub.drop(name, discard=discard)
         if branch and call.hub.refs.get(name):
-            call.hub.refs.delete(name, actor=call.hub.author)
+            call.hub.refs.delete(name, actor=call.hub.store.author)
     call.emit({"dropped": list(names)}, [f"dropped {name}" for name in names])

@@ -81,7 +81,7 @@ def tag(
     if name is not None:
         _create(call, name, ref, "tag", workspace)
     elif delete is not None:
-        oid = call.hub.refs.delete(delete, kind="tag", actor=call.hub.author).hex()
+        oid = call.hub.refs.delete(delete, kind="tag", actor=call.hub.store.author).hex()
         call.emit(
             {"deleted": delete, "oid": oid}, [f"deleted {delete}, was {output.short_id(oid)}"]
         )
@@ -146,7 +146,7 @@ def _create(
     branch = call.row(workspace).name if workspace else None
     oid = call.resolve("HEAD" if ref is None else ref, branch)
     try:
-        call.hub.refs.create(name, oid, kind=kind, actor=call.hub.author)
+        call.hub.refs.create(name, oid, kind=kind, actor=call.hub.store.author)
     except Conflict as error:
         there = call.hub.refs.get(name, kind=kind)
         if there is None:

@@ -65,7 +65,7 @@ class DaemonCache:
             finally:
                 if given is not None:
                     os.environ[_AUTHOR] = given
-            self._author = self._hub.author
+            self._author = self._hub.store.author
             self._set_caller(self._hub, os.environ)
         return self._hub
 
@@ -78,8 +78,8 @@ class DaemonCache:
 
     def _set_caller(self, hub: Hub, variables: Mapping[str, str]) -> None:
         said = os.fsencode(variables.get(_AUTHOR, "")).decode("utf-8", "replace")
-        hub.author = said or self._author
-        hub.initial_environ = dict(variables)
+        hub.store.author = said or self._author
+        hub.store.initial_environ = dict(variables)
 
     def cached_workspace(self, row: WorkspaceRow) -> Workspace | None:
         """Return the open workspace of this row, if it is still valid."""

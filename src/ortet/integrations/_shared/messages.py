@@ -142,7 +142,10 @@ def _commit_periodically(session: Session) -> None:
 
 
 def drafts_of(session: Session, messages: Sequence[dict[str, Any]]) -> list[Draft]:
-    """Return the events of messages and store large contents. Call it inside `hub.writing()`."""
+    """Return the events of messages and store large contents.
+
+    Call it inside `hub.store.writing()`.
+    """
     return bulk_import.drafts_of(
         hub_of(session).store, [EventInput("message", _data(one)) for one in messages]
     )
@@ -169,8 +172,8 @@ def append_stored_events(
 ) -> list[Event]:
     """Append events whose contents `make_drafts` stores and flushes.
 
-    `make_drafts` is called inside `hub.writing()`. It is called again if another host swept the
-    store concurrently.
+    `make_drafts` is called inside `hub.store.writing()`. It is called again if another host swept
+    the store concurrently.
     """
     session._begin_change()
 

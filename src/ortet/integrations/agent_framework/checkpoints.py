@@ -35,7 +35,7 @@ _MAX_EVENT_BYTES = 1 << 19
 
 
 class ChunkedValues:
-    """Stores large values as objects; use it inside `hub.writing()`.
+    """Stores large values as objects; use it inside `hub.store.writing()`.
 
     `refs` are the object references that the event must name.
     """
@@ -199,7 +199,7 @@ class OrtetCheckpointStorage:
                 known = {key: plain[key] for key in _INDEXED_FIELDS}
                 data = {**known, "content": parts.split(plain)}
                 hub.objects.flush()
-                return [Draft(SAVED, data, hub.author, parts.refs)]
+                return [Draft(SAVED, data, hub.store.author, parts.refs)]
 
             append_stored_events(session, checkpoint_events)
         return checkpoint.checkpoint_id

@@ -51,16 +51,22 @@ def append(
     def add() -> tuple[list[Event], list[list[ValuePart]]]:
         with hub.store.writing() if encoder.large_values else nullcontext():
             refs = _store_large_values(hub, encoder)
-            drafts = [] if thread.id is not None else [Draft(THREAD, {"id": thread_id}, hub.author)]
-            drafts += [Draft(SUPERSEDED_KIND, aside, hub.author)] if aside else []
+            drafts = (
+                []
+                if thread.id is not None
+                else [Draft(THREAD, {"id": thread_id}, hub.store.author)]
+            )
+            drafts += [Draft(SUPERSEDED_KIND, aside, hub.store.author)] if aside else []
             said = [
                 part for part in encoder.new_parts if part.stored is part.tree and part.is_message
             ]
-            drafts += [Draft("message", part.tree, hub.author) for part in said]
+            drafts += [Draft("message", part.tree, hub.store.author) for part in said]
             *groups, last = _groups([part for part in encoder.new_parts if part not in said])
-            drafts += [Draft(PARTS, {"new": _part_records(group)}, hub.author) for group in groups]
+            drafts += [
+                Draft(PARTS, {"new": _part_records(group)}, hub.store.author) for group in groups
+            ]
             whole = {**data, "new": _part_records(last)} if last else data
-            drafts.append(Draft(kind, whole, hub.author, refs))
+            drafts.append(Draft(kind, whole, hub.store.author, refs))
             rows = head_index_rows(session.id, thread, session._writer.tip) if kind == PUT else ()
             events = session._writer.add(*drafts, rows=rows, durable=durable or bool(refs))
         return events, [[part] for part in said] + [*groups, last]

@@ -125,7 +125,7 @@ def delete_tag(hub: Hub, ask: OneRef, caller: Caller) -> Deleted:
     head = hub.refs.get(ask.name, kind="tag")
     if head is None or not _is_visible(hub, head.oid):
         raise NotFound("no_ref", f"no tag is called {ask.name!r}: list them to see what there is")
-    oid = hub.refs.delete(ask.name, kind="tag", expect=head.oid, actor=hub.author)
+    oid = hub.refs.delete(ask.name, kind="tag", expect=head.oid, actor=hub.store.author)
     return Deleted(ask.name, to_hex(oid))
 
 
@@ -187,7 +187,7 @@ def _info(hub: Hub, name: str, oid: Oid) -> RefInfo:
 def _create_ref(hub: Hub, ask: MakeRef, kind: RefKind) -> RefInfo:
     oid = hub.refs.resolve(ask.ref)
     try:
-        hub.refs.create(ask.name, oid, kind=kind, actor=hub.author)
+        hub.refs.create(ask.name, oid, kind=kind, actor=hub.store.author)
     except Conflict as error:
         # Leave out the details: the caller may not be allowed to see the other commit.
         raise Conflict("name_taken", error.message) from None

@@ -75,7 +75,7 @@ def share_zygote(hub: Hub, zygote: Zygote | None) -> None:
         engine.use_zygote(zygote)
 
 
-def _run_dummy_attempt(hub: Any, work: Path, zygote: Zygote | None) -> None:
+def _run_dummy_attempt(hub: Hub, work: Path, zygote: Zygote | None) -> None:
     files: dict[str, Any] = {"workspace": work, "engine": "auto"} if zygote else {}
     session = hub.session("rehearsal", environment="asked", budget={"usd": 1.0}, **files)
     point = session.commit("point")
@@ -83,7 +83,9 @@ def _run_dummy_attempt(hub: Any, work: Path, zygote: Zygote | None) -> None:
     decode(Commit, hub.objects.get(from_hex(point.oid)))
     lease = hub.catalog.acquire("swarm:rehearsal", str(os.getpid()), 10**12)
     terms = SwarmTerms(n=1, keep=KeepRule(), task="", score="", budget={"usd": 0.5})
-    row = records.SwarmRow(hub.new_id(), "r", bytes.fromhex(point.oid), hub.clock.now_ns(), terms)
+    row = records.SwarmRow(
+        hub.store.new_id(), "r", bytes.fromhex(point.oid), hub.clock.now_ns(), terms
+    )
     row = records.create_swarm(hub.catalog, session.id, row, lease)
     first = records.SwarmRecords(hub.catalog, session.id, row.id).attempt(0)
     job = AttemptJob(

@@ -193,7 +193,7 @@ class ItemJournal:
                     rows.append(RowChange(row.kind, row.key, encode(made[id_]), row.version))
             try:
                 if rows:
-                    self._catalog.move([], verb="refresh", actor=self._hub.author, rows=rows)
+                    self._catalog.move([], verb="refresh", actor=self._hub.store.author, rows=rows)
                 return made
             except Conflict as error:
                 if error.kind != "row_moved":
@@ -250,7 +250,7 @@ class ItemJournal:
                 lambda id_: self._entry(timeline, id_),
                 lambda entry: self._values(timeline, [entry]).get(entry.said),
                 now=self.now,
-                author=self._hub.author,
+                author=self._hub.store.author,
             )
 
         self._append(drafts)
@@ -268,7 +268,9 @@ class ItemJournal:
                     for id_, entry in entries.items()
                     if entry is not None and entry.is_expired(self.now)
                 ]
-                return [Draft(EXPIRED, {"gone": list(gone)}, self._hub.author)] if gone else []
+                return (
+                    [Draft(EXPIRED, {"gone": list(gone)}, self._hub.store.author)] if gone else []
+                )
 
             self._append(drafts)
             total += len(gone)
@@ -364,7 +366,9 @@ class ItemJournal:
                 rows = [row_of(timeline, id_, entry) for id_, entry in there.items()]
                 made = RowChange(adapter_row_kind(timeline), kind_of(timeline), b"\x01", expect=0)
                 try:
-                    self._catalog.move([], verb="index", actor=self._hub.author, rows=[made, *rows])
+                    self._catalog.move(
+                        [], verb="index", actor=self._hub.store.author, rows=[made, *rows]
+                    )
                 except Conflict as error:
                     if error.kind != "row_moved":  # Another process has built them.
                         raise
