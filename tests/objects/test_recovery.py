@@ -77,13 +77,25 @@ def test_flipped_bits_cost_their_frame_only(tmp_path: Path) -> None:
             leftover.unlink()
 
 
-def test_zeros_after_a_power_cut_are_cut_off(tmp_path: Path) -> None:
+def test_zeros_after_a_power_cut_are_cut_off_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ortet")
     path = tmp_path / "a.tail"
     path.write_bytes(FRAMES[0] + bytes(len(FRAMES[1])) + FRAMES[2])
     tail = adopted(path)
     assert tail.end == len(FRAMES[0])
     saved = [p for p in tmp_path.glob("*.tail") if p != path]
     assert [p.read_bytes() for p in saved] == [FRAMES[2]]
+    cut = len(FRAMES[1]) + len(FRAMES[2])
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        (
+            "WARNING",
+            f"tail a.tail is damaged at byte {tail.end}: {len(FRAMES[2])} bytes after it are saved "
+            "in another tail",
+        ),
+        ("INFO", f"cut {cut} bytes of an unfinished write from tail a.tail"),
+    ]
 
 
 def test_adopting_the_same_damaged_tail_twice_leaves_one_tail(tmp_path: Path) -> None:

@@ -247,8 +247,8 @@ class TestDeeds:
             assert [e.key for e in s.effects()] == ["invoice-7", "invoice-8"]
         assert paid == [5, 9]
 
-    def test_effect_killed_midway_is_unsettled_until_settled(
-        self, store: Path, tmp_path: Path
+    def test_effect_killed_midway_is_unsettled_until_settled_and_logged(
+        self, store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         mark = tmp_path / "paid"
         code = f"""
@@ -263,6 +263,7 @@ s.act(pay, key="k", replay="once", why="the invoice is due")
         with open_hub(store) as hub, hub.session("s") as s:
             (effect,) = s.effects()
             assert (effect.state, effect.why) == ("unsettled", "the invoice is due")
+            assert f"effect {effect.id} of session {s.id} is unsettled" in caplog.text
             assert list(s.events())[-1].data["synthetic"] is True
             with pytest.raises(Unsettled) as caught:
                 s.act(lambda: mark.write_text("twice"), key="k", replay="once", name="pay")

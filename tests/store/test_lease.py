@@ -171,13 +171,19 @@ class Told:
 
 
 class TestTaking:
-    def test_lease_of_a_dead_process_is_taken_at_once(
-        self, sqlite_catalog: Catalog, clock: ManualClock, ended: str
+    def test_lease_of_a_dead_process_is_taken_at_once_and_logged(
+        self,
+        sqlite_catalog: Catalog,
+        clock: ManualClock,
+        ended: str,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
+        caplog.set_level("INFO", "ortet")
         old = sqlite_catalog.acquire("w", ended, TTL)
         new = leases.acquire_lease(sqlite_catalog, "w", "here:1:1:2", "here", TTL)
         assert new == Lease("w", "here:1:1:2", new.fence, clock.now_ns() + TTL)
         assert new.fence > old.fence
+        assert caplog.messages == ["took the lease on w over from a process that ended"]
 
     def test_lease_of_a_live_process_is_refused(self, sqlite_catalog: Catalog) -> None:
         old = sqlite_catalog.acquire("w", f"{owner_prefix('here')}:1", TTL)
@@ -318,6 +324,7 @@ class Beating:
         self.beaten = Flag()
         self.patience: set[float | None] = set()
         self._then = then
+        self.lease = Lease("w", "me", 1, 1)
 
     def renew_if_due(self) -> None:
         found = current_lock_timeout()

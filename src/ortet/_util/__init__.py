@@ -6,6 +6,7 @@ Start with:
 - `validation`: checks of the arguments that callers pass to public methods.
 - `failpoints`: named points at which a test can kill the process or fill the disk.
 - `fork_safety`: hooks that close or reset resources around `fork(2)`.
+- `log`: the loggers of the library, and what their levels mean.
 - `deadlines`: the time limit for waiting on a locked store.
 - `structs`: thread-safe preparation of msgspec types.
 

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 from ortet._util.codec import checksum
 from ortet._util.failpoints import failpoint
+from ortet._util.log import get_logger
 from ortet.backends.base import Bucket
 from ortet.errors import Corrupt, NotFound, Unsupported
 from ortet.objects import frame
@@ -146,9 +147,18 @@ def _recover_tail(tail: Tail, fd: int) -> None:
             return
         rest = _salvage_frames(data, tail.end)
     if rest:
+        get_logger(__name__).warning(
+            "tail %s is damaged at byte %d: %d bytes after it are saved in another tail",
+            tail.path.name,
+            tail.end,
+            len(rest),
+        )
         _save_salvaged(tail.path, rest)
     failpoint("recover.before-cut")
     os.ftruncate(fd, tail.end)
+    get_logger(__name__).info(
+        "cut %d bytes of an unfinished write from tail %s", size - tail.end, tail.path.name
+    )
     failpoint("recover.after-cut")
 
 

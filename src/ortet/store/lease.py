@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from threading import Event as Flag
 from threading import Lock, Thread
 
 from ortet._util.deadlines import lock_timeout
+from ortet._util.log import get_logger
 from ortet.backends.base import Catalog, Lease
 from ortet.errors import OrtetError, Refused
 from ortet.ids import Clock
@@ -79,7 +79,9 @@ def acquire_lease(
     except Refused as error:
         held = catalog.lease(name)
         if error.kind != "lease_held" or held is None or not is_owner_dead(held.owner, host):
+            get_logger(__name__).debug("the lease on %s is refused: %s", name, error.kind)
             raise
+        get_logger(__name__).info("took the lease on %s over from a process that ended", name)
         catalog.seize(held)
         return catalog.acquire(name, owner, ttl_ns)
 
@@ -207,5 +209,10 @@ class LeaseRenewer:
             for holding in holdings:
                 # A lost lease is reported by the session's next write. While the store is locked,
                 # no other process can take the lease.
-                with suppress(OrtetError), lock_timeout(_RENEW_LOCK_TIMEOUT_SECONDS):
-                    holding.renew_if_due()
+                try:
+                    with lock_timeout(_RENEW_LOCK_TIMEOUT_SECONDS):
+                        holding.renew_if_due()
+                except OrtetError as error:
+                    get_logger(__name__).warning(
+                        "the lease on %s was not renewed: %s", holding.lease.name, error.kind
+                    )

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from ortet._util.log import get_logger
 from ortet.errors import Conflict, Refused, Unavailable
 
 if TYPE_CHECKING:
@@ -115,4 +116,5 @@ def run_with_sweep_retry(store: StoreContext, call: Callable[[], T]) -> T:
         except Conflict as error:
             if error.kind != "swept" or store.objects.sweep_lock.is_writing():
                 raise
+            get_logger(__name__).debug("a sweep of another host refused a write: trying it again")
     return call()

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from ortet._util.codec import decode, encode
 from ortet._util.failpoints import failpoint
+from ortet._util.log import get_logger
 from ortet.backends.base import RowChange
 from ortet.errors import Conflict, OrtetError
 from ortet.history.diff.tree_diff import diff_images
@@ -87,7 +88,10 @@ def recover_former_files(files: WorkspaceFiles, machines: MachineHomes) -> None:
     if machines.exists(then):
         try:
             _commit_found_files(files, machines, then, left)
-        except OrtetError:
+        except OrtetError as error:
+            get_logger(__name__).warning(
+                "the former files of branch %s are not saved yet: %s", branch.name, error.kind
+            )
             return  # keep the machine and try again next time
         machines.remove(then)
     rest = {host: one for host, one in row.left.items() if one != left}

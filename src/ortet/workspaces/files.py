@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 
 from ortet._util.codec import encode
 from ortet._util.failpoints import failpoint
+from ortet._util.log import get_logger
 from ortet.errors import Conflict, Invalid, OrtetError
 from ortet.history import records
 from ortet.history.commits import CommitInfo
@@ -234,6 +235,10 @@ class WorkspaceFiles:
                     self.machine.snapshot(), "found after a restore that was cut short"
                 )
                 self.machine.restore(self.branch.image_oid(safety))
+                get_logger(__name__).warning(
+                    "restored the files of branch %s: a process died while it moved the branch",
+                    self.branch.name,
+                )
             failpoint("restore.back")
             self.branch.participant.abort_restore()
 

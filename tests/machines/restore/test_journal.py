@@ -65,8 +65,8 @@ def test_kill_at_any_step_and_the_old_files_are_back(
 
 
 @pytest.mark.parametrize("point", AFTER)
-def test_kill_after_the_last_step_and_the_new_files_stay(
-    bench: Any, torture: Torture, see: Eye, point: str
+def test_kill_after_the_last_step_and_the_new_files_stay_and_it_is_logged(
+    bench: Any, torture: Torture, see: Eye, *, point: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     torture(bench.root)
     wanted, target = see(bench.root), bench.freeze()
@@ -74,6 +74,7 @@ def test_kill_after_the_last_step_and_the_new_files_stay(
     assert not bench.survives(f"{point}:kill", lambda: bench.thaw(target))
     assert see(bench.root) == wanted
     assert recover_restore(bench.stage)
+    assert "finished an interrupted restore of files" in caplog.text
     assert see(bench.root) == wanted
     bench.index = bench.shop.index()
     bench.check(target)

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from ortet._util.codec import StoredRecord, decode, encode
 from ortet._util.failpoints import failpoint
+from ortet._util.log import get_logger
 from ortet.errors import Conflict, NotFound
 from ortet.history.records import TreeEntry
 from ortet.machines.capture.entry import GONE_ERRNOS, read_xattrs
@@ -321,6 +322,9 @@ class RestoreJournal:
             raise translate_os_error(
                 error, f"cannot end an unfinished restore of {shown}"
             ) from error
+        get_logger(__name__).warning(
+            "%s an interrupted restore of files", "undid" if done is None else "finished"
+        )
         return True
 
     def _undo(self, begin: RestoreBegin) -> None:

@@ -18,6 +18,7 @@ import msgspec
 
 from ortet._util.codec import decode, encode
 from ortet._util.failpoints import failpoint
+from ortet._util.log import get_logger
 from ortet._util.validation import check_text
 from ortet.backends.base import Catalog, RowChange
 from ortet.errors import Conflict, Unsupported
@@ -228,6 +229,11 @@ class EffectLog:
                     continue
                 if deed.effect.state == _BEGUN and deed.session == self._row.id:
                     self._end(deed, _UNSETTLED, synthetic=True)
+                    get_logger(__name__).warning(
+                        "effect %s of session %s is unsettled: its process ended during it",
+                        effect.id,
+                        self._row.id,
+                    )
                 else:
                     self._record_end_elsewhere(deed)
 
