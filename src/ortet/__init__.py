@@ -21,8 +21,8 @@ from ortet.errors import (
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
-    from ortet.journal.kinds import upcast
     from ortet.journal.reports.checkpoint import AgentCheckpoint
+    from ortet.journal.upcasts import upcast
     from ortet.memory.embedders.base import Embedder
     from ortet.sessions.actions.actions import action
     from ortet.sessions.session import Session
@@ -73,7 +73,7 @@ _LAZY = {
     "Session": "ortet.sessions.session",
     "Workspace": "ortet.workspaces.workspace",
     "action": "ortet.sessions.actions.actions",
-    "upcast": "ortet.journal.kinds",
+    "upcast": "ortet.journal.upcasts",
 }
 
 

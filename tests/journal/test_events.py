@@ -11,7 +11,8 @@ from ortet._util.codec import Hasher, decode, encode
 from ortet.backends.base import EventRow
 from ortet.errors import Corrupt, Invalid
 from ortet.history.records import EventHeader
-from ortet.journal.events import MAX_BODY_BYTES, Draft, EventBody, EventChain, Tip
+from ortet.journal.event_chain import EventChain
+from ortet.journal.events import MAX_BODY_BYTES, Draft, EventBody, Tip
 from ortet.objects.base import Kind
 
 CHAIN = EventChain(Hasher(), lambda count: b"s" * count)

@@ -10,11 +10,12 @@ import pytest
 
 from ortet._util.codec import Hasher
 from ortet.errors import Invalid
-from ortet.journal import kinds
-from ortet.journal.events import Draft, Event, EventChain, Tip
-from ortet.journal.kinds import UpcastRegistry
-from ortet.journal.state.reducers import fold
+from ortet.journal import upcasts
+from ortet.journal.event_chain import EventChain
+from ortet.journal.events import Draft, Event, Tip
+from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
+from ortet.journal.upcasts import UpcastRegistry
 
 if TYPE_CHECKING:
     from tests.fixtures.journals import Bench
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def registered() -> Iterator[None]:
-    kinds.register("ticket", 1, lambda data: {"title": data["name"]})
-    kinds.register("ticket", 2, lambda data: {**data, "open": True})
+    upcasts.register("ticket", 1, lambda data: {"title": data["name"]})
+    upcasts.register("ticket", 2, lambda data: {**data, "open": True})
     yield
-    kinds.unregister("ticket", 1)
-    kinds.unregister("ticket", 2)
+    upcasts.unregister("ticket", 1)
+    upcasts.unregister("ticket", 2)
 
 
 def read_back(kind: str, data: dict[str, Any], version: int) -> tuple[Event, Event]:

@@ -16,7 +16,7 @@ import pytest
 import ortet
 from ortet.errors import Diverged, Invalid
 from ortet.hub.hub import Hub
-from ortet.journal import kinds
+from ortet.journal import upcasts
 
 KIND = "myapp.ticket"
 
@@ -28,7 +28,7 @@ def newer() -> Iterator[None]:
         return {"title": data["name"], "open": True}
 
     yield
-    kinds.unregister(KIND, 1)
+    upcasts.unregister(KIND, 1)
 
 
 def test_custom_records_are_stored_and_listed_by_kind(hub: Hub) -> None:

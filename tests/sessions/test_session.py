@@ -16,7 +16,8 @@ import ortet
 from ortet.config.environment import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, Refused, Unsettled
 from ortet.hub.hub import Hub
-from ortet.journal.events import EventChain, Tip
+from ortet.journal.event_chain import EventChain
+from ortet.journal.events import Tip
 from ortet.testing.clock import ManualClock
 
 

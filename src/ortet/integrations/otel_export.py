@@ -19,8 +19,7 @@ from ortet._util.codec import to_json
 from ortet.journal.conversation.text import text_of
 from ortet.journal.conversation.tool_calls import calls_of, results_of
 from ortet.journal.events import Event
-from ortet.journal.state.records import Message
-from ortet.journal.state.reducers import message_of
+from ortet.journal.state.records import Message, message_of
 from ortet.sessions.reader import SessionReader
 
 _INTERNAL, _CLIENT = 1, 3

@@ -13,7 +13,8 @@ import msgspec
 from ortet.backends.base import Catalog, EventRow
 from ortet.errors import Corrupt
 from ortet.history.records import JournalHead
-from ortet.journal.events import Event, EventChain, Tip
+from ortet.journal.event_chain import EventChain
+from ortet.journal.events import Event, Tip
 from ortet.journal.segments import first_seq, iter_segments, seal, unseal
 from ortet.objects.base import ObjectStore
 

@@ -6,7 +6,7 @@ import msgspec
 
 from ortet.hub.hub import hub_of
 from ortet.journal.environment import EnvironmentDifference
-from ortet.journal.state.around import Collaboration
+from ortet.journal.state.external_state import Collaboration
 from ortet.journal.state.records import Effect
 from ortet.machines.base import Loss, Report
 from ortet.server.operations.history import FileChanges, file_changes

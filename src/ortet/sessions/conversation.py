@@ -24,8 +24,7 @@ from ortet.journal.conversation.compaction import (
     compaction_of,
     extract_summary,
 )
-from ortet.journal.events import Event
-from ortet.journal.kinds import check_custom_kind
+from ortet.journal.events import Event, check_custom_kind
 from ortet.journal.state.records import Fact, Message, SourceEventRef
 from ortet.sessions.memory.episodes import compaction_episode, episode_data, last_episode_seq
 from ortet.sessions.memory.facts import fact_in, facts_of

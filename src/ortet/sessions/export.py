@@ -21,8 +21,7 @@ from ortet.journal.conversation.provider_formats import (
 )
 from ortet.journal.conversation.superseded import is_superseded
 from ortet.journal.events import Event
-from ortet.journal.state.records import Message
-from ortet.journal.state.reducers import message_of
+from ortet.journal.state.records import Message, message_of
 from ortet.sessions.actions.artifacts import StoredContent, load
 from ortet.sessions.recollect import last_compaction, system_messages
 from ortet.sessions.writing import bulk_import

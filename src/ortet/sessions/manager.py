@@ -15,7 +15,8 @@ from ortet.backends.base import Append, Lease, LeaseClaim, Timeline
 from ortet.errors import Conflict, NotFound, OrtetError, Refused
 from ortet.history.tree.tree import Maps
 from ortet.ids import Oid
-from ortet.journal.events import Draft, EventChain, Tip
+from ortet.journal.event_chain import EventChain
+from ortet.journal.events import Draft, Tip
 from ortet.sessions import starting
 from ortet.sessions.actions.budget import initial_budget_rows
 from ortet.sessions.actions.budget_math import budget_event_data, parse_limits

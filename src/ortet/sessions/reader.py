@@ -21,9 +21,16 @@ from ortet.journal.event_log import EventLog
 from ortet.journal.events import Event
 from ortet.journal.reports.briefing import Briefing
 from ortet.journal.reports.progress import ProgressLog
-from ortet.journal.state.around import Collaboration, RateLimitWindow, ServiceToken
-from ortet.journal.state.records import Approval, Artifact, Decision, Effect, Message, Question
-from ortet.journal.state.reducers import message_of
+from ortet.journal.state.external_state import Collaboration, RateLimitWindow, ServiceToken
+from ortet.journal.state.records import (
+    Approval,
+    Artifact,
+    Decision,
+    Effect,
+    Message,
+    Question,
+    message_of,
+)
 from ortet.journal.state.state import SessionState
 from ortet.sessions.actions.approvals import approvals_of
 from ortet.sessions.actions.artifacts import Lineage, StoredContent, data_of, find, load

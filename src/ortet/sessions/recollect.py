@@ -29,15 +29,9 @@ from ortet.journal.conversation.tool_calls import (
     without_obsolete_results_newest_first,
 )
 from ortet.journal.environment import environment_lines
-from ortet.journal.reports.briefing import (
-    Briefing,
-    BriefingItems,
-    FailedAction,
-    PendingApproval,
-    make_briefing,
-)
-from ortet.journal.state.records import Artifact, Effect, Message
-from ortet.journal.state.reducers import message_of
+from ortet.journal.reports.briefing import Briefing, make_briefing
+from ortet.journal.reports.briefing_items import BriefingItems, FailedAction, PendingApproval
+from ortet.journal.state.records import Artifact, Effect, Message, message_of
 from ortet.sessions.actions.effects import EffectRow, effect_rows
 from ortet.sessions.environment.environments import recorded_environments
 

@@ -9,12 +9,8 @@ from hypothesis import strategies as st
 from ortet._util.codec import to_json
 from ortet.errors import Invalid
 from ortet.journal.conversation.text import estimate_tokens
-from ortet.journal.reports.briefing import (
-    BriefingItems,
-    FailedAction,
-    PendingApproval,
-    make_briefing,
-)
+from ortet.journal.reports.briefing import make_briefing
+from ortet.journal.reports.briefing_items import BriefingItems, FailedAction, PendingApproval
 from ortet.journal.state.records import Artifact, Decision, Effect, Fact, Message, Question
 
 DEED = Effect("e1", "pay", "once", "unsettled", why="the invoice is due")

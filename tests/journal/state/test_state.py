@@ -11,7 +11,7 @@ from ortet._util.codec import Hasher
 from ortet.history.tree.tree import Maps
 from ortet.ids import Oid
 from ortet.journal.events import Event
-from ortet.journal.state.reducers import fold
+from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
 from ortet.objects.base import Kind, ObjectStore
 

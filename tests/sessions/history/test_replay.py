@@ -24,7 +24,8 @@ from ortet.errors import (
     Unsupported,
 )
 from ortet.hub.hub import Hub
-from ortet.journal.events import EventChain, Tip
+from ortet.journal.event_chain import EventChain
+from ortet.journal.events import Tip
 from ortet.sessions.session import Session
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from ortet.errors import Invalid, NotFound
 from ortet.hub.hub import Hub
-from ortet.journal.events import Event, EventChain, Tip
+from ortet.journal.event_chain import EventChain
+from ortet.journal.events import Event, Tip
 from ortet.sessions.session import Session
 
 

@@ -14,7 +14,8 @@ from tests.fixtures import forked
 from ortet.config.environment import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.hub.hub import Hub
-from ortet.journal.events import EventChain, Tip
+from ortet.journal.event_chain import EventChain
+from ortet.journal.events import Tip
 
 
 def comments(hub: Hub, session: str) -> list[tuple[str, bool]]:

@@ -16,7 +16,7 @@ from tests.fixtures.waiting import WAIT
 from ortet.backends.valkey.cache import ValkeyCache
 from ortet.hub.hub import Hub
 from ortet.journal.events import Event
-from ortet.journal.state import reducers
+from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
 from ortet.sessions.history import load
 from ortet.sessions.writing.state_cache import MIN_EVENTS, TTL_NS
@@ -37,11 +37,11 @@ def folded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of events that are folded when a session is opened or read."""
     seqs: list[int] = []
 
-    def fold(mind: SessionState, events: list[Event]) -> None:
+    def counting_fold(state: SessionState, events: list[Event]) -> None:
         seqs.extend(event.seq for event in events)
-        reducers.fold(mind, events)
+        fold(state, events)
 
-    monkeypatch.setattr(load, "fold", fold)
+    monkeypatch.setattr(load, "fold", counting_fold)
     return seqs
 
 

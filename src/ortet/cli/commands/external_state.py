@@ -13,7 +13,7 @@ from ortet.cli.session_args import event_data, open_session, read_session, sessi
 from ortet.errors import Invalid
 
 if TYPE_CHECKING:
-    from ortet.journal.state.around import Collaboration, RateLimitWindow
+    from ortet.journal.state.external_state import Collaboration, RateLimitWindow
 
 
 @group

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from ortet._util.codec import decode, to_json
+from ortet._util.codec import decode
 from ortet.backends.base import EventRow
 from ortet.errors import Corrupt, OrtetError
 from ortet.history.records import EventHeader, JournalSegment
 from ortet.hub.governance.rewrite_objects import reachable_journals
 from ortet.hub.governance.tombstones import ErasureReceipt, erased_events, receipts, tombstones
 from ortet.ids import Oid
-from ortet.journal.conversation.superseded import ranges_of
-from ortet.journal.conversation.text import command_text, message_text
+from ortet.journal.event_chain import EventChain
 from ortet.journal.event_log import EventLog
-from ortet.journal.events import Event, EventChain, Tip
+from ortet.journal.events import Event, Tip
+from ortet.journal.kinds.registry import kind_of
 from ortet.journal.segments import iter_segments, unseal
-from ortet.journal.state.reducers import fold
+from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
 from ortet.objects.base import Kind
 from ortet.sessions.memory.shared_scopes import scope_rows
@@ -105,7 +105,7 @@ def audit(sessions: SessionManager, id_: str) -> AuditReport:
 def audit_line(event: Event) -> AuditLine:
     """Return an event as one line of an audit."""
     data = event.data
-    what, why = _what(event.kind, data), data.get("why", "")
+    what, why = kind_of(event.kind).line(data), data.get("why", "")
     return AuditLine(
         seq=event.seq,
         time=event.time,
@@ -116,69 +116,6 @@ def audit_line(event: Event) -> AuditLine:
         hash=event.hash.hex(),
         erased=event.erased,
     )
-
-
-def _spans(data: dict[str, Any]) -> Iterator[str]:
-    """Describe the message ranges that an event marks as superseded or restores."""
-    for word, what in (("out", "set aside"), ("back", "back again")):
-        if spans := ranges_of(data, word):
-            told = ", ".join(f"{first} to {last}" for first, last in spans)
-            yield f"{what}: messages of events {told}"
-
-
-def _short_id(data: dict[str, Any]) -> str:
-    """Return the last digits of an id. The first digits are a time and often equal."""
-    return str(data.get("id", ""))[-8:]
-
-
-def _what(kind: str, data: dict[str, Any]) -> str:
-    match kind:
-        case "message":
-            text = message_text(data.get("content"), data.get("extra")) or "(no text)"
-            return f"{data.get('role', '')}: {text}"
-        case "episode":
-            return str(data.get("summary", ""))
-        case "fact" | "lesson" if data.get("gone"):
-            return f"forgot {_short_id(data)}"
-        case "lifecycle":
-            return f"{data.get('from', '')} -> {data.get('to', '')}"
-        case "begun":
-            key = f" key {data['key']}" if data.get("key") else ""
-            command = f": {words}" if (words := command_text(data)) else ""
-            return (
-                f"{data.get('name', '')} ({data.get('replay', '')}){key}, "
-                f"{_short_id(data)}{command}"
-            )
-        case "ended":
-            return f"{_short_id(data)} {data.get('state', '')} {data.get('error', '')}".strip()
-        case "compaction":
-            first, last = data.get("first"), data.get("last")
-            return f"left out {data.get('count')} messages, events {first} to {last}"
-        case "aside":
-            return "; ".join(_spans(data))
-        case "plan":
-            return "; ".join(map(str, data.get("steps", [])))
-        case "asked":
-            return f"may it {data.get('what', '')}?"
-        case "given":
-            return f"{'allowed' if data.get('ok') else 'denied'} {_short_id(data)}"
-        case "note":
-            return f"{data.get('key', '')} = {data.get('value')!r}"
-        case "collaboration":
-            said = [data.get(key, "") for key in ("name", "kind", "status", "link", "text")]
-            return " ".join(filter(None, said))
-        case "window":
-            return f"{data.get('service', '')}: {data.get('remaining', 0):g} left"
-        case "token":
-            return f"{data.get('service', '')}: {data.get('vault', '')} of the vault"
-        case "model":
-            return str(data.get("model", ""))
-        case "browser":
-            return " ".join(data.get("urls", []))
-    for key in ("text", "name", "step", "amounts", "limits", "id"):
-        if key in data:
-            return str(data[key])
-    return to_json(data) if "." in kind and data else ""
 
 
 # used by verify

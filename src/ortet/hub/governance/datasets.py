@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ortet._util.codec import to_json
 from ortet.errors import Unavailable
 from ortet.journal.conversation.superseded import is_superseded
-from ortet.journal.state.reducers import message_of
+from ortet.journal.state.records import message_of
 
 if TYPE_CHECKING:
     from ortet.sessions.manager import SessionManager

@@ -34,12 +34,12 @@ from ortet.ids import Oid
 from ortet.journal.conversation.compaction import compaction_data, compaction_of, message_events
 from ortet.journal.event_log import EventLog, TimelineSpan
 from ortet.journal.events import Draft, Event
+from ortet.journal.kinds.registry import kind_of
 from ortet.journal.segments import unseal
-from ortet.journal.state.reducers import SHAREABLE_KINDS
 from ortet.memory.working import clear_working_memory
 from ortet.sessions.actions.effects import EffectRow
 from ortet.sessions.environment.traces import rows_repeating_event
-from ortet.sessions.memory.recall import INDEXED_KINDS, words_of
+from ortet.sessions.memory.recall import words_of
 from ortet.sessions.memory.shared_scopes import scope_rows
 from ortet.sessions.table import ARCHIVED, SessionRow
 from ortet.sessions.writing import state_cache
@@ -55,9 +55,6 @@ if TYPE_CHECKING:
 #
 # No commit contains these events yet.
 
-
-_AMOUNT_KINDS = frozenset({"spend", "budget"})
-"""Event kinds that hold only amounts. They are kept when a session or user is erased."""
 
 _LOCK_TIMEOUT_SECONDS = 60.0
 
@@ -180,7 +177,7 @@ def _texts(sessions: SessionManager, events: Sequence[ErasedEvent]) -> list[str]
     """Return the texts to remove from the index, or None if one of them cannot be read."""
     found: list[str] = []
     for event in events:
-        if event.kind not in INDEXED_KINDS:
+        if not kind_of(event.kind).indexed:
             continue
         rows = sessions.store.catalog.events(event.timeline, event.seq - 1, 1)
         if not rows or rows[0].seq != event.seq or not rows[0].salt:
@@ -233,7 +230,7 @@ def _select_events(
         for event in _session_events(
             sessions, row, own, with_inherited=wanted is not None or user is not None
         ):
-            if wanted is None and event.kind in _AMOUNT_KINDS:
+            if wanted is None and kind_of(event.kind).only_amounts:
                 continue
             if wanted is not None and event.seq not in wanted:
                 continue
@@ -305,7 +302,7 @@ def _add_derived_events(
         if (event.timeline, event.seq) in found:
             meant.add(event.seq)
         elif _is_derived_from(event, found) or (
-            event.kind in ("compaction", "episode")
+            kind_of(event.kind).quotes_messages
             and any(
                 event.data.get("first", 0) <= seq <= event.data.get("last", -1) for seq in meant
             )
@@ -316,7 +313,7 @@ def _add_derived_events(
 
 
 def _is_derived_from(event: Event, found: Collection[tuple[str, int]]) -> bool:
-    source = event.data.get("source") if event.kind in SHAREABLE_KINDS else None
+    source = event.data.get("source") if kind_of(event.kind).shareable else None
     return isinstance(source, dict) and (source.get("timeline"), source.get("seq")) in found
 
 
@@ -334,7 +331,7 @@ def _inbox_keys(
 
 def _concerns_user(event: Event, user: str) -> bool:
     said = event.data.get("extra", {}) if event.kind == "message" else {}
-    about = event.kind in SHAREABLE_KINDS and event.data.get("scope") == f"user:{user}"
+    about = kind_of(event.kind).shareable and event.data.get("scope") == f"user:{user}"
     return event.actor == user or about or (isinstance(said, dict) and said.get("user") == user)
 
 

@@ -15,6 +15,7 @@ from ortet.hub.governance.archive import archive, trim_rows
 from ortet.hub.governance.erase import erase
 from ortet.hub.governance.holds import hold_of
 from ortet.journal.events import Event
+from ortet.journal.kinds.registry import kind_of
 from ortet.sessions.profiles import find_profile
 from ortet.sessions.table import ARCHIVED, CLOSED, PAUSED, SessionRow, check_agent
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 _POLICY_KIND = "retention"
 _DAY_NS = 86_400 * 10**9
-_MESSAGE_KINDS = frozenset({"message", "thought", "model", "compaction"})
-"""Event kinds that count as messages: texts, and events that repeat them."""
 
 
 class RetentionPolicy(msgspec.Struct, frozen=True):
@@ -147,4 +146,5 @@ def _expired_seqs(events: list[Event], days: float | None, now: int) -> list[int
     if days is None:
         return []
     since = now - int(days * _DAY_NS)
-    return [e.seq for e in events if e.kind in _MESSAGE_KINDS and e.time < since and not e.erased]
+    expired = (event for event in events if event.time < since and not event.erased)
+    return [event.seq for event in expired if kind_of(event.kind).expires_as_message]

@@ -10,7 +10,7 @@ import msgspec
 from ortet.errors import Conflict
 from ortet.hub.hub import Hub
 from ortet.journal.events import Event
-from ortet.journal.replay.cursor import SKIPPED_KINDS
+from ortet.journal.replay.cursor import is_skipped
 from ortet.journal.state.records import Approval, Effect
 from ortet.sessions.actions.approvals import need
 from ortet.sessions.reader import SessionReader
@@ -67,7 +67,7 @@ def steps_of(events: Iterable[Event]) -> list[SessionStep]:
         if event.kind == "ended" and id_ in tries:
             got = {key: event.data.get(key) for key in _OUTCOME_FIELDS}
             found[tries[id_]] = msgspec.structs.replace(found[tries[id_]], **got)
-        if event.kind in SKIPPED_KINDS or event.waiting:
+        if is_skipped(event.kind) or event.waiting:
             continue
         if event.kind == "begun":
             tries[id_] = len(found)

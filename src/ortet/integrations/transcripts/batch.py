@@ -12,7 +12,8 @@ from ortet.errors import Invalid
 from ortet.hub.hub import hub_of
 from ortet.integrations.transcripts.line_tree import ImportedLine
 from ortet.integrations.transcripts.lines import encode_raw
-from ortet.journal.events import MAX_BODY_BYTES, Draft, ObjectRef, encode_body
+from ortet.journal.event_chain import encode_body
+from ortet.journal.events import MAX_BODY_BYTES, Draft, ObjectRef
 from ortet.journal.spill import SPILL_KEY, spill_long_texts
 from ortet.sessions.actions.budget_math import add
 from ortet.sessions.session import Session

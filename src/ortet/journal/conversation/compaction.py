@@ -20,8 +20,7 @@ from ortet.journal.conversation.tool_calls import (
     without_obsolete_results,
 )
 from ortet.journal.events import Event
-from ortet.journal.state.records import Message, ToolCall
-from ortet.journal.state.reducers import message_of
+from ortet.journal.state.records import Message, ToolCall, message_of
 
 Summarise = Callable[[list[Message]], str]
 """Function that summarises messages.

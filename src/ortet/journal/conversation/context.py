@@ -17,8 +17,7 @@ from ortet.journal.conversation.superseded import SeqRange, is_superseded
 from ortet.journal.conversation.text import TokenCounter, check_tokens, clip, message_tokens
 from ortet.journal.conversation.tool_calls import group_messages, without_obsolete_results
 from ortet.journal.events import Event
-from ortet.journal.state.records import Message
-from ortet.journal.state.reducers import message_of
+from ortet.journal.state.records import Message, message_of
 
 _FIRST_PAGE_EVENTS = 256
 _MIN_MESSAGES = 256

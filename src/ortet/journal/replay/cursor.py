@@ -15,32 +15,8 @@ import msgspec
 from ortet import errors
 from ortet.errors import Diverged, OrtetError, RecordedFailure
 from ortet.journal.events import Event
+from ortet.journal.kinds.registry import kind_of
 from ortet.journal.replay.run_diff import equality_key, spend_counters
-from ortet.journal.state.reducers import EVENT_KINDS
-
-SKIPPED_KINDS = frozenset(
-    {
-        "lifecycle",
-        "comment",
-        "asked",
-        "given",
-        "goal",
-        "budget",
-        "warning",
-        "compaction",
-        "aside",
-        "ended",
-        "merge",
-        "window",
-        "browser",
-        "environment",
-    }
-)
-"""Event kinds that a replay skips. A program does not produce them, or not in every run."""
-
-
-_NEVER_REQUESTED_KINDS = frozenset({"lifecycle", "comment", "given", "warning", "merge"})
-"""Those of `SKIPPED_KINDS` that no verb of a program produces."""
 
 
 class RecordedAction(msgspec.Struct, frozen=True):
@@ -197,7 +173,7 @@ class ReplayCursor:
             self._consume(self._next)
             self._seq = event.seq
             self._consumed.discard(self._next)
-            if self._next in self._matched or event.kind in _NEVER_REQUESTED_KINDS:
+            if self._next in self._matched or kind_of(event.kind).replay == "never_requested":
                 self._matched.discard(self._next)
                 del self._buffer[self._next]
             self._next += 1
@@ -228,9 +204,18 @@ def _is_step(event: Event) -> bool:
         return False
     if event.data.get("merged"):  # written by a merge, not by the program
         return False
-    if event.kind == "spend" and not spend_counters(event.data):
+    kind = kind_of(event.kind)
+    if kind.measured and not spend_counters(event.data):
         return False
-    return event.kind in EVENT_KINDS and event.kind not in SKIPPED_KINDS
+    return kind.replay == "step"
+
+
+def is_skipped(kind: str) -> bool:
+    """Return True for events that a replay skips.
+
+    A replayed program does not produce them, or not in every run.
+    """
+    return kind_of(kind).replay in ("skipped", "never_requested")
 
 
 def _describe_event(event: Event) -> str:

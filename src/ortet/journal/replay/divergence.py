@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from ortet.history.records import JournalHead, JournalSegment
 from ortet.ids import Oid
-from ortet.journal.events import Event, EventChain
+from ortet.journal.event_chain import EventChain
+from ortet.journal.events import Event
 from ortet.journal.segments import first_seq, iter_segments, unseal
 from ortet.objects.base import ObjectStore
 

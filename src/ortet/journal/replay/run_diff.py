@@ -10,6 +10,7 @@ import msgspec
 
 from ortet._util.codec import encode
 from ortet.journal.events import Event
+from ortet.journal.kinds.registry import kind_of
 
 # Equality of events from different runs. Times, salts and ids are ignored.
 #
@@ -34,13 +35,9 @@ def equality_key(kind: str, data: dict[str, Any], *, with_amounts: bool = True) 
     Without `with_amounts`, spent amounts are ignored, because two runs never take the same time.
     """
     kept = {key: value for key, value in data.items() if key not in _VOLATILE_KEYS}
-    if not with_amounts and kind == "spend" and isinstance(kept.get("amounts"), dict):
+    if not with_amounts and kind_of(kind).measured and isinstance(kept.get("amounts"), dict):
         kept["amounts"] = spend_counters(kept)
     return encode([kind, kept])
-
-
-_IGNORED_KINDS = frozenset({"lifecycle", "environment"})
-"""Event kinds about opening and closing a session. They do not describe work."""
 
 
 class EventPair(msgspec.Struct, frozen=True):
@@ -115,7 +112,7 @@ def render(diff: RunDiff, *, width: int = 120, context_lines: int = 3) -> str:
 
 
 def _comparable_events(events: Iterable[Event]) -> list[Event]:
-    return [event for event in events if event.kind not in _IGNORED_KINDS and not event.waiting]
+    return [event for event in events if kind_of(event.kind).compared and not event.waiting]
 
 
 def _key(event: Event) -> bytes:

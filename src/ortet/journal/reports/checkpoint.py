@@ -16,7 +16,7 @@ from msgspec import Meta
 from ortet._util.codec import Hasher, encode, to_json
 from ortet._util.structs import thread_safe_struct
 from ortet.errors import Invalid, Unsupported
-from ortet.journal.state.around import (
+from ortet.journal.state.external_state import (
     DONE,
     DRAFT,
     WITHDRAWN,

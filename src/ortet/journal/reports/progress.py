@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from ortet.journal.conversation.text import clip, one_line, text_of
+from ortet.journal.conversation.text import clip, one_line
 from ortet.journal.events import Event
+from ortet.journal.kinds.registry import kind_of
 
 _LONG_CHARS, _SHORT_CHARS = 400, 200
 _MAX_LOG_ENTRIES = 1000
@@ -75,7 +76,7 @@ class ProgressLog:
             case "ended":
                 return self._record_outcome(event, data)
             case _:
-                return _describe_event(event.kind, data)
+                return kind_of(event.kind).progress(data)
 
     def _set_plan(self, steps: list[str]) -> str:
         self.features = [
@@ -114,31 +115,6 @@ class ProgressLog:
         if state == "failed":
             end = f"failed with {_line(str(data.get('error', '')))}"
         return f"`{name}`{f' ({_line(why)})' if why else ''}: {end}"
-
-
-def _describe_event(kind: str, data: dict[str, Any]) -> str:
-    """Describe an event of a kind that is useful for the next worker, or return ""."""
-    text = _line(text_of(data.get("text", "")))
-    match kind:
-        case "decision":
-            because = f", because {_line(data['why'])}" if data.get("why") else ""
-            roads = "; ".join(map(str, data.get("instead_of", [])))
-            return f"decided: {text}{because}" + (f"; not taken: {_line(roads)}" if roads else "")
-        case "lesson":
-            return f"learned: {text}"
-        case "fact":
-            return "" if data.get("gone") else f"found: {text}"
-        case "question":
-            return f"asked: {text}"
-        case "answer":
-            return f"was answered: {_line(text_of(data.get('answer')))}"
-        case "artifact":
-            return f"made {_line(str(data.get('name', '')))} (version {data.get('version', 1)})"
-        case "given":
-            return "was allowed" if data.get("ok") else "was denied"
-        case "warning":
-            return f"warning: {_line(str(data.get('error') or data.get('what', '')))}"
-    return ""
 
 
 def _line(text: str) -> str:

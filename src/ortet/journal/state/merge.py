@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ortet.journal.state.around import Collaboration, external_state_events
+from ortet.journal.state.external_state import Collaboration, external_state_events
 from ortet.journal.state.records import Artifact, Decision, Fact
 from ortet.journal.state.state import SessionState
 

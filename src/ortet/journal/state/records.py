@@ -1,10 +1,16 @@
-"""Records of a session state. Each is made by an event and holds the number of that event."""
+"""Records of a session state, and functions that make them from events.
+
+Each record holds the number of the event that made it.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import msgspec
+
+from ortet._util.structs import thread_safe_struct
+from ortet.journal.events import Event
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -198,3 +204,74 @@ class CoreState(StateRecord, frozen=True):
     # Start of the hash of the last event. It makes the folds of different events different objects,
     # so that the replacement of one after an erasure never stands for the other.
     last: bytes = b""
+
+
+def message_of(event: Event) -> Message:
+    """Return the message that an event records."""
+    data = event.data
+    return Message(
+        seq=event.seq,
+        role=data.get("role", ""),
+        content=data.get("content"),
+        time=event.time,
+        extra=data.get("extra", {}),
+    )
+
+
+def fact_of(event: Event) -> Fact:
+    """Return the fact that an event records."""
+    data = event.data
+    return Fact(
+        id=data["id"],
+        text=data["text"],
+        about=data.get("about", ""),
+        lesson=event.kind == "lesson",
+        seq=event.seq,
+        time=event.time,
+        scope=data.get("scope", ""),
+        confidence=data.get("confidence", 1.0),
+        since=data.get("since", 0),
+        until=data.get("until", 0),
+        source=_source_of(data),
+        supersedes=data.get("supersedes", ""),
+        like=data.get("like", ""),
+    )
+
+
+def _source_of(data: dict[str, Any]) -> SourceEventRef | None:
+    source = data.get("source")
+    return msgspec.convert(source, thread_safe_struct(SourceEventRef)) if source else None
+
+
+def episode_of(event: Event) -> Episode:
+    """Return the episode that an event records."""
+    data = event.data
+    return Episode(
+        id=data["id"],
+        summary=data["summary"],
+        outcome=data.get("outcome", ""),
+        first=data.get("first", 0),
+        last=data.get("last", 0),
+        participants=data.get("participants", []),
+        importance=data.get("importance", 0.5),
+        cause=data.get("cause", ""),
+        seq=event.seq,
+        time=data.get("time", event.time),
+        began=data.get("began", 0),
+        session=data.get("session", ""),
+        source=_source_of(data),
+    )
+
+
+def answer_approval(approval: Approval, event: Event) -> Approval:
+    """Return an approval after an answer. The first answer counts."""
+    if approval.state != "asked":
+        return approval
+    data = event.data
+    return msgspec.structs.replace(
+        approval,
+        state="given" if data.get("ok") else "denied",
+        by=event.actor,
+        because=data.get("why", ""),
+        answered=event.time,
+    )

@@ -11,7 +11,12 @@ from ortet._util.codec import StoredRecord, decode, encode
 from ortet.history.records import Fold
 from ortet.history.tree.tree import Maps
 from ortet.ids import Oid
-from ortet.journal.state.around import BrowserState, Collaboration, RateLimitWindow, ServiceToken
+from ortet.journal.state.external_state import (
+    BrowserState,
+    Collaboration,
+    RateLimitWindow,
+    ServiceToken,
+)
 from ortet.journal.state.records import (
     Approval,
     Artifact,

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from ortet.cli import output
 from ortet.cli.session_args import event_line
+from ortet.journal.kinds.registry import kind_of
 from ortet.mcp_server.context import McpContext
 from ortet.mcp_server.tool import ADDS, READS, SETS, ToolResult, cut_middle, join_lines, tool
 from ortet.mcp_server.tools.workspace import Why
@@ -204,7 +205,7 @@ def journal_page(
     """Return a page of events: those after a number, or the newest."""
 
     def wanted(event: events.Event) -> bool:
-        return event.kind in kinds if kinds else event.kind != "lifecycle"
+        return event.kind in kinds if kinds else kind_of(event.kind).listed
 
     if after is None:
         found, more = _newest(view, limit, wanted), False

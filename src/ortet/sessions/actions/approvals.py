@@ -18,8 +18,7 @@ from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Refused
 from ortet.history.records import Fold
 from ortet.ids import uuid7
 from ortet.journal.events import Draft, Event
-from ortet.journal.state.records import Approval
-from ortet.journal.state.reducers import answer_approval
+from ortet.journal.state.records import Approval, answer_approval
 from ortet.journal.state.state import SessionState
 from ortet.sessions.table import ARCHIVED, CLOSED, PENDING_APPROVALS, SessionRow
 from ortet.sessions.writing.event_writer import EventWriter

@@ -18,7 +18,7 @@ import msgspec
 from ortet._util.codec import decode, encode
 from ortet.backends.base import Catalog, RowChange
 from ortet.errors import Conflict, Invalid, NotFound
-from ortet.journal.state.around import (
+from ortet.journal.state.external_state import (
     BROWSER,
     DONE,
     DRAFT,

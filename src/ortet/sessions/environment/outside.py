@@ -14,7 +14,7 @@ from ortet._util.validation import TEXT, optional
 from ortet.backends.base import RowChange
 from ortet.errors import NotFound
 from ortet.journal.events import Draft, Event
-from ortet.journal.state.around import (
+from ortet.journal.state.external_state import (
     BROWSER,
     BrowserState,
     Collaboration,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import chain, islice
 from sys import maxsize
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,12 +18,12 @@ from ortet.history.diff.tree_diff import TreeChange, diff_images, diff_trees
 from ortet.history.records import Image, JournalHead
 from ortet.ids import Oid, from_hex
 from ortet.journal.conversation.superseded import is_superseded, subtract_ranges
-from ortet.journal.conversation.text import clip, command_text, text_of
+from ortet.journal.conversation.text import clip
 from ortet.journal.event_log import EMPTY_JOURNAL
 from ortet.journal.events import Event
+from ortet.journal.kinds.registry import kind_of
 from ortet.journal.replay.divergence import DivergedEvents, events_between, find_divergence
-from ortet.journal.state.records import CoreState, Fact, Message
-from ortet.journal.state.reducers import fact_of, message_of
+from ortet.journal.state.records import CoreState, Fact, Message, fact_of, message_of
 from ortet.journal.state.state import SessionState
 from ortet.sessions.history.merge import journal_of
 from ortet.sessions.memory.report import (
@@ -289,8 +289,8 @@ def _reasons(events: Iterable[Event]) -> list[ReasoningStep]:
                 state = str(event.data.get("state", "done"))
                 found[at] = msgspec.structs.replace(found[at], state=state)
             continue
-        kind_text = _reason_text(event.kind, event.data)
-        if kind_text is None:
+        reason = kind_of(event.kind).reason
+        if reason is None:
             continue
         if event.kind == "begun":
             acting[event.data["id"]] = len(found)
@@ -299,32 +299,11 @@ def _reasons(events: Iterable[Event]) -> list[ReasoningStep]:
             ReasoningStep(
                 seq=event.seq,
                 time=event.time,
-                kind=kind_text[0],
+                kind=reason.label,
                 actor=event.actor,
-                text=clip(kind_text[1], _MAX_REASON_CHARS),
+                text=clip(reason.text(event.data), _MAX_REASON_CHARS),
                 why=clip(why, _MAX_REASON_CHARS) if isinstance(why, str) else "",
                 instead_of=list(map(str, event.data.get("instead_of", ()))),
             )
         )
     return found
-
-
-def _reason_text(kind: str, data: dict[str, Any]) -> tuple[str, str] | None:
-    """Return the kind and text of a reason, or None if the event is no reason."""
-    match kind:
-        case "goal" | "thought" | "decision" | "question":
-            return kind, str(data.get("text", ""))
-        case "plan":
-            return kind, "\n".join(map(str, data.get("steps", [])))
-        case "step":
-            return kind, str(data.get("step", ""))
-        case "begun":
-            command = f": {words}" if (words := command_text(data)) else ""
-            return "action", f"{data.get('name', '')}{command}"
-        case "answer":
-            return kind, text_of(data.get("answer"))
-        case "asked":
-            return "approval", f"may it {data.get('what', '')}?"
-        case "given":
-            return "approval", "allowed" if data.get("ok") else "denied"
-    return None

@@ -20,7 +20,8 @@ from ortet.history.records import Fold, JournalHead, State
 from ortet.ids import Oid
 from ortet.journal.event_log import EMPTY_JOURNAL, EventLog
 from ortet.journal.events import Event, Tip
-from ortet.journal.state.reducers import fold
+from ortet.journal.kinds.registry import kind_of
+from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
 from ortet.objects.base import Kind
 from ortet.sessions.actions.approvals import inherited_approval_rows
@@ -36,9 +37,7 @@ def is_bookkeeping_event(event: Event) -> bool:
 
     These are lifecycle events, and environment events that were recorded automatically.
     """
-    return event.kind == "lifecycle" or (
-        event.kind == "environment" and not event.data.get("asked")
-    )
+    return kind_of(event.kind).bookkeeping(event.data)
 
 
 _FIRST_PAGE = 16

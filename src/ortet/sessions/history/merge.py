@@ -21,9 +21,9 @@ from ortet.ids import Oid, from_hex, to_hex
 from ortet.journal.event_log import EMPTY_JOURNAL
 from ortet.journal.events import Draft, Tip
 from ortet.journal.segments import seal
+from ortet.journal.state.fold import fold
 from ortet.journal.state.merge import Contradiction, MergeAdditions, merge_states
 from ortet.journal.state.records import Artifact, Decision, Fact
-from ortet.journal.state.reducers import fold
 from ortet.journal.state.state import SessionState
 from ortet.machines.base import Report
 from ortet.objects.base import Kind

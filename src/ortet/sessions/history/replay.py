@@ -20,9 +20,9 @@ from ortet.backends.base import RowChange
 from ortet.errors import Diverged, Refused
 from ortet.journal.environment import EMPTY_ENVIRONMENT, Environment
 from ortet.journal.events import Draft, Event, Tip
-from ortet.journal.replay.cursor import SKIPPED_KINDS, RecordedAction, ReplayCursor, failure_of
+from ortet.journal.replay.cursor import RecordedAction, ReplayCursor, failure_of, is_skipped
+from ortet.journal.state.fold import fold
 from ortet.journal.state.records import Fact
-from ortet.journal.state.reducers import fold
 from ortet.journal.state.state import SessionState
 from ortet.sessions.actions.actions import (
     Action,
@@ -119,7 +119,7 @@ class ReplayWriter(EventWriter):
                 if self.cursor is None:
                     return [*found, *super().add(*drafts[at:], rows=rows, durable=durable)]
                 event = self.match_event(draft)
-                if event is None and draft.kind in SKIPPED_KINDS:
+                if event is None and is_skipped(draft.kind):
                     event = Event(0, draft.kind, 0, draft.actor, draft.data, b"")
                 if event is None:
                     self.on_divergence(self.cursor.divergence_error(draft.kind, draft.data))

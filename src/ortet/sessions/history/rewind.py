@@ -14,7 +14,8 @@ from ortet.history.records import Commit, JournalHead, State
 from ortet.ids import Oid
 from ortet.journal.event_log import EMPTY_JOURNAL, EventLog
 from ortet.journal.events import Draft, Event, Tip
-from ortet.journal.state.reducers import fold
+from ortet.journal.kinds.registry import kind_of
+from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
 from ortet.objects.base import Kind
 from ortet.sessions.history.load import put_journal, row_on_new_timeline, start_of
@@ -100,17 +101,6 @@ def contains_journal(sessions: SessionManager, event_log: EventLog, journal: Jou
 
 # Rewind to before an event and append other events, on a new timeline in one transaction.
 
-_PRESERVED_KINDS = frozenset(
-    {
-        *("note", "goal", "plan", "step", "question", "answer", "thought", "comment"),
-        *("fact", "lesson", "episode", "decision", "artifact", "environment", "compaction"),
-    }
-)
-"""Kinds of events that are kept when a message before them is removed.
-
-Effects and spends belong to the family and are kept anyway.
-"""
-
 
 @retry_on_sweep
 def rewind_before_event(
@@ -118,8 +108,8 @@ def rewind_before_event(
 ) -> None:
     """Move the session to before event `seq` and append replacement events.
 
-    Messages from `seq` on are left behind. Facts, decisions and custom records are kept. The commit
-    made first is the way back.
+    Messages from `seq` on are left behind. Facts, decisions and custom records are kept, as their
+    event kinds say; effects and spends belong to the family. The commit made first is the way back.
 
     Args:
         seq: the event; not the first one.
@@ -131,11 +121,7 @@ def rewind_before_event(
     sessions, store, host = session._sessions, session.store, session._participant
     if not 1 < seq <= session._writer.tip.seq:
         raise NotFound("no_event", f"event {seq} of {session.name!r} cannot be gone back before")
-    later = [
-        event
-        for event in session.events(seq)
-        if event.kind in _PRESERVED_KINDS or "." in event.kind
-    ]
+    later = [event for event in session.events(seq) if kind_of(event.kind).survives_rewind]
     with store.writing():
         session.commit("before messages were taken back")
         point = commit_at(sessions, session.row, session.event_log, seq - 1)
@@ -171,9 +157,8 @@ def _renumbered_drafts(events: Sequence[Event], seq: int) -> list[Draft]:
     moved = {event.seq: seq + at for at, event in enumerate(events)}
     drafts = []
     for event in events:
-        data = event.data
-        if event.kind == "compaction":
-            data = {**data, "before": moved.get(data["before"], data["before"])}
+        fields = kind_of(event.kind).seq_fields
+        data = event.data | {name: moved.get(event.data[name], event.data[name]) for name in fields}
         refs = [(Oid(oid), Kind(kind)) for oid, kind in event.refs]
         drafts.append(Draft(event.kind, data, event.actor, refs, event.version))
     return drafts

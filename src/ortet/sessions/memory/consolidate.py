@@ -18,8 +18,7 @@ from ortet.backends.base import RowChange
 from ortet.errors import Invalid, OrtetError
 from ortet.journal.conversation.superseded import SeqRange, is_superseded
 from ortet.journal.events import Draft, Event
-from ortet.journal.state.records import Episode, Fact
-from ortet.journal.state.reducers import message_of
+from ortet.journal.state.records import Episode, Fact, message_of
 from ortet.journal.state.state import SessionState
 from ortet.memory.extraction.contradictions import NearDuplicateIndex
 from ortet.memory.extraction.facts import Extracted, Extractor, SpokenTurn

@@ -11,7 +11,7 @@ from ortet.errors import Invalid
 from ortet.journal.conversation.context import ModelContext
 from ortet.journal.conversation.text import TokenCounter, message_tokens, one_line
 from ortet.journal.conversation.tool_calls import unanswered_calls
-from ortet.journal.reports.briefing import effect_label
+from ortet.journal.kinds.actions import effect_label
 from ortet.journal.state.records import Fact, Message, ToolCall
 from ortet.memory.working import WorkingMemory, WorkingNote, cache_key, read_through
 from ortet.sessions.memory.facts import fact_in

@@ -7,21 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from ortet.errors import Invalid
 from ortet.journal.conversation.compaction import Compaction, Summarise
-from ortet.journal.conversation.superseded import SUPERSEDED_KIND, SeqRange, is_superseded
+from ortet.journal.conversation.superseded import SeqRange, is_superseded
 from ortet.journal.conversation.text import text_of
 from ortet.journal.conversation.tool_calls import without_obsolete_results
 from ortet.journal.events import Event
-from ortet.journal.state.records import Message
-from ortet.journal.state.reducers import message_of
+from ortet.journal.kinds.registry import kind_of
+from ortet.journal.state.records import Message, message_of
 from ortet.memory.extraction.summaries import SUMMARY_CHARS, SpokenTurn
 from ortet.sessions.memory.shared_scopes import AGENT, users_of
 
 if TYPE_CHECKING:
     from ortet.sessions.reader import SessionReader
 
-_WEIGHT = {"decision": 0.1, "lesson": 0.15, "artifact": 0.05, "merge": 0.05, "answer": 0.05}
-"""Importance added for each event of these kinds."""
-_IGNORED_KINDS = frozenset({"lifecycle", "environment", "episode", SUPERSEDED_KIND})
 _MAX_SUMMARY_CHARS = 4000
 _SPEAKERS = ("user", "assistant")
 
@@ -48,14 +45,14 @@ def episode_data(
     happened = [
         one
         for one in kept
-        if one.kind not in _IGNORED_KINDS and not _is_superseded_message(one, aside)
+        if kind_of(one.kind).in_episodes and not _is_superseded_message(one, aside)
     ]
     if not happened:
         return None
     said = [message_of(event) for event in happened if event.kind == "message"]
     if not summary:
         summary = _summary(view, happened, without_obsolete_results(said), summarise)
-    weight = 0.4 + sum(_WEIGHT.get(event.kind, 0.0) for event in happened)
+    weight = 0.4 + sum(kind_of(event.kind).importance for event in happened)
     return {
         "id": id_,
         "summary": summary[:_MAX_SUMMARY_CHARS],

@@ -13,6 +13,7 @@ from ortet.backends.base import Lease, RowChange
 from ortet.errors import NotFound
 from ortet.journal.event_log import EventLog
 from ortet.journal.events import Draft, Event
+from ortet.journal.kinds.registry import kind_of
 from ortet.journal.state.merge import Contradiction
 from ortet.journal.state.records import Episode, Fact
 from ortet.journal.state.state import SessionState
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 PUBLISH_PROGRESS = "told"
 """Row kind by session: the position up to which its events were searched for facts to publish."""
-
-_KINDS = ("fact", "lesson", "episode")
 
 
 class PublishProgress(msgspec.Struct, frozen=True):
@@ -157,7 +156,7 @@ def publish(
     done = _published_seq(sessions, row, event_log)
     found: dict[str, list[Draft]] = {}
     for event in event_log.events(done, upto):
-        scope = event.data.get("scope") if event.kind in _KINDS else ""
+        scope = event.data.get("scope") if kind_of(event.kind).shareable else ""
         if scope:
             found.setdefault(name_of(row.agent, scope), []).append(_draft(row, event))
     before = {one.name: one for one in sessions.scopes.at_commit(row.beliefs or b"")}
@@ -216,7 +215,7 @@ def _is_foreign(sessions: SessionManager, scope: SharedScope) -> bool:
 def _foreign_drafts(sessions: SessionManager, scope: SharedScope) -> Iterator[Draft]:
     """Iterate over the facts of a foreign scope, as drafts for the scope of this store."""
     for event in scope.events(sessions):
-        if event.kind in _KINDS and not event.erased:
+        if kind_of(event.kind).shareable and not event.erased:
             yield Draft(event.kind, event.data, event.actor)
 
 

@@ -19,7 +19,8 @@ from ortet.journal.conversation.superseded import is_superseded
 from ortet.journal.conversation.text import text_of
 from ortet.journal.event_log import EventLog
 from ortet.journal.events import Event
-from ortet.journal.state.reducers import episode_of, fact_of, message_of
+from ortet.journal.kinds.registry import kind_of
+from ortet.journal.state.records import episode_of, fact_of, message_of
 from ortet.memory.records import (
     EVERYONE,
     TIERS,
@@ -49,9 +50,6 @@ if TYPE_CHECKING:
 
 
 # Events as documents of the memory index, and the ends of facts.
-
-INDEXED_KINDS = ("message", "fact", "lesson", "episode")
-"""Kinds of events that are indexed."""
 
 _RULES = ("system", "developer")
 
@@ -109,9 +107,7 @@ def ended_facts(event: Event) -> Iterable[FactEnd]:
 
 def words_of(event: Event) -> str:
     """Return the exact text of a message, fact or episode."""
-    if event.kind == "message":
-        return text_of(event.data.get("content"))
-    return str(event.data.get("summary" if event.kind == "episode" else "text", ""))
+    return kind_of(event.kind).words(event.data)
 
 
 _PAGE = 2000

@@ -13,6 +13,7 @@ from ortet._util.codec import Compressor, decode, decompress, encode
 from ortet._util.validation import check_text
 from ortet.errors import Conflict, Corrupt, Invalid, NotFound, Refused, Unsupported
 from ortet.journal.events import check_plain
+from ortet.journal.kinds.registry import kind_of
 from ortet.journal.state.records import Message
 from ortet.sessions.history.load import is_bookkeeping_event
 from ortet.store.signing import store_signer
@@ -26,7 +27,6 @@ VERSION = 1
 _MARK_BYTES = 32
 _SIZE_BYTES = 4
 _MAX_RECORD_BYTES = 64 << 20
-_IGNORED_KINDS = frozenset({"comment", "given"})
 """Kinds of events that do not make a carry token stale: they do not change what it holds."""
 
 
@@ -161,7 +161,7 @@ def check_fresh(session: SessionReader, record: CarryRecord) -> None:
     """Raise Conflict("stale_carry") if events since then make the record stale."""
     at = next(iter(session.events(record.seq - 1, record.seq)), None)
     news = (event for event in session.events(record.seq) if not is_bookkeeping_event(event))
-    since = [event for event in news if event.kind not in _IGNORED_KINDS]
+    since = [event for event in news if not kind_of(event.kind).from_others]
     if session.id != record.session or at is None or at.hash != record.hash or since:
         raise Conflict(
             "stale_carry",

@@ -20,7 +20,7 @@ from ortet.journal.reports.checkpoint import (
     ResumePoint,
     check_checkpoint,
 )
-from ortet.journal.state.around import external_state_events
+from ortet.journal.state.external_state import external_state_events
 from ortet.journal.state.merge import fact_data as told_of
 from ortet.journal.state.records import Artifact, Effect
 from ortet.objects.base import Kind

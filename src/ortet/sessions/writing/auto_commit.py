@@ -10,12 +10,10 @@ from msgspec.structs import replace
 
 from ortet.errors import Invalid
 from ortet.journal.events import Event
+from ortet.journal.kinds.registry import kind_of
 
 CommitTrigger = Literal["manual", "action", "milestone", "minutes", "cost"]
 _MINUTE = 60 * 10**9
-MILESTONES = frozenset({"step", "decision"})
-_WAIT_KINDS = frozenset({"answer", "given"})
-"""Kinds of events that end a wait for a person. The waiting time is not work to be redone."""
 
 
 class CommitPolicy(msgspec.Struct, frozen=True):
@@ -96,11 +94,11 @@ def add_event(
     Args:
         last_event_time: the time of the previous event.
     """
-    waited = kind in _WAIT_KINDS or (kind == "message" and data.get("role") == "user")
+    waited = kind_of(kind).ends_wait(data)  # such a time is no work that has to be redone
     return UncommittedWork(
         since=uncommitted.since or now,
         actions=uncommitted.actions + (kind == "ended"),
-        milestones=uncommitted.milestones + (kind in MILESTONES),
+        milestones=uncommitted.milestones + kind_of(kind).milestone,
         work=uncommitted.work + (0 if waited else max(0, now - last_event_time)),
     )
 

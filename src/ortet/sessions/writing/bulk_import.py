@@ -14,8 +14,7 @@ from ortet._util.codec import decode, encode
 from ortet.backends.base import RowChange
 from ortet.ids import Oid
 from ortet.journal.conversation.text import clip, text_of
-from ortet.journal.events import Draft, Event, check_plain
-from ortet.journal.kinds import check_custom_kind
+from ortet.journal.events import Draft, Event, check_custom_kind, check_plain
 from ortet.journal.state.records import Effect
 from ortet.sessions.actions import artifacts
 from ortet.sessions.actions.actions import digest

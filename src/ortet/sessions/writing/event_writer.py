@@ -21,9 +21,10 @@ from ortet._util.failpoints import failpoint
 from ortet.backends.base import Catalog, EventRow, RowChange
 from ortet.errors import Conflict, Invalid, OrtetError, Refused, Unavailable
 from ortet.ids import Clock
+from ortet.journal.event_chain import EventChain
 from ortet.journal.event_log import EventLog
-from ortet.journal.events import Draft, Event, EventChain, Tip
-from ortet.journal.state.reducers import fold
+from ortet.journal.events import Draft, Event, Tip
+from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
 from ortet.store.lease import HeldLease
 

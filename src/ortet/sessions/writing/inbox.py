@@ -17,7 +17,8 @@ from ortet._util.codec import decode, encode
 from ortet._util.failpoints import failpoint
 from ortet.backends.base import Catalog, CatalogRow, RowChange
 from ortet.ids import Clock, Random, uuid7
-from ortet.journal.events import Draft, Event, encode_body
+from ortet.journal.event_chain import encode_body
+from ortet.journal.events import Draft, Event
 from ortet.sessions.writing.event_writer import EventWriter
 
 _PAGE = 500

@@ -9,19 +9,22 @@ from tests.fixtures.journals import Bench
 
 from ortet.history.tree.tree import Maps
 from ortet.journal.events import Event
-from ortet.journal.state.around import (
+from ortet.journal.kinds.external_state import (
+    describe_browser,
+    describe_collaboration,
+    describe_token,
+    describe_window,
+)
+from ortet.journal.kinds.registry import EVENT_KINDS
+from ortet.journal.state.external_state import (
     BROWSER,
     BrowserState,
     Collaboration,
     RateLimitWindow,
     ServiceToken,
-    describe_browser,
-    describe_collaboration,
-    describe_token,
-    describe_window,
     external_state_events,
 )
-from ortet.journal.state.reducers import EVENT_KINDS, fold
+from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
 
 

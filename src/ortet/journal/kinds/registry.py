@@ -1,0 +1,48 @@
+"""All event kinds by name, and the check of event data.
+
+It is a module of its own because it imports every family of kinds.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ortet._util.structs import thread_safe_struct
+from ortet.errors import Invalid
+from ortet.journal.kinds import (
+    actions,
+    budget,
+    conversation,
+    external_state,
+    lifecycle,
+    memory,
+    plan,
+)
+from ortet.journal.kinds.event_kind import CUSTOM_KIND, UNKNOWN_KIND, EventData, EventKind
+
+_FAMILIES = (conversation, plan, memory, actions, budget, external_state, lifecycle)
+
+EVENT_KINDS: dict[str, EventKind] = {
+    kind.name: kind for family in _FAMILIES for kind in family.KINDS
+}
+"""Record of every kind that this release writes."""
+
+
+def kind_of(name: str) -> EventKind:
+    """Return the record of a kind. Kinds of programs and of later releases have a default one."""
+    kind = EVENT_KINDS.get(name)
+    if kind is not None:
+        return kind
+    return CUSTOM_KIND if "." in name else UNKNOWN_KIND
+
+
+def check_data(kind: str, data: EventData) -> None:
+    """Raise Invalid("bad_value") if a field does not have the type that readers rely on."""
+    known_kind = EVENT_KINDS.get(kind)
+    if known_kind is not None and known_kind.schema is not None:
+        try:
+            msgspec.convert(data, thread_safe_struct(known_kind.schema))
+        except msgspec.ValidationError as error:
+            raise Invalid(
+                "bad_value", f"this is no {kind} ({error}): correct the value and repeat"
+            ) from error
