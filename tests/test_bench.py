@@ -33,6 +33,7 @@ def run(tmp_path: Path, *words: str, peers: bool = False) -> subprocess.Complete
     )
 
 
+@pytest.mark.slow
 def test_the_session_part_runs_without_peers(tmp_path: Path) -> None:
     output = tmp_path / "RESULTS.md"
     output.write_text(f"# Results\n\n{OTHER}")
@@ -212,6 +213,7 @@ def test_reworded_questions_share_hardly_a_word_with_the_evidence(module: Any) -
     assert sum(shared) / len(shared) < 1
 
 
+@pytest.mark.slow
 def test_a_haystack_is_as_long_as_asked_and_holds_the_evidence(module: Any) -> None:
     found = module("memory_talk").haystack(3000)
     assert len(found.turns) == 3000

@@ -167,6 +167,7 @@ def marked(page: Path) -> Any:
 
 
 @pytest.mark.parametrize("page", [marked(page) for page in PAGES])
+@pytest.mark.slow
 def test_the_code_blocks_of_every_page_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: dict[str, str]
 ) -> None:

@@ -131,6 +131,7 @@ def test_a_kill_at_any_point_leaves_a_whole_store(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("engine", ["folder", "overlay"])
+@pytest.mark.slow
 def test_random_kills_lose_no_acknowledged_commit(engine: str, tmp_path: Path) -> None:
     prepare(tmp_path, engine)
     dice = random.Random(7)

@@ -246,6 +246,7 @@ def test_with_the_agent_off_no_agent_is_started(ortet: Ortet, work: Path) -> Non
     assert ortet.json("agent", "stop", cwd=work) == {"stopped": False}
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_no_head_is_lost(agent: Ortet, work: Path) -> None:
     dice = random.Random(4)
     done: list[str] = []

@@ -42,6 +42,7 @@ def jobs(ortet: Ortet, work: Path) -> dict[str, Any]:
     return {one["name"]: [j["name"] for j in one["jobs"]] for one in ortet.json("ps", cwd=work)}
 
 
+@pytest.mark.slow
 def test_forks_of_a_golden_commit_live_on(golden: Ortet, work: Path) -> None:
     assert golden.json("show", "golden", cwd=work)["running"] == ["echo"]
     made = golden.json("fork", "golden", "-n", "2", cwd=work)

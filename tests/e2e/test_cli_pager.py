@@ -237,6 +237,7 @@ class TestColours:
             f"{GREEN}+-- two{PLAIN}",
         ]
 
+    @pytest.mark.slow
     def test_no_color_disables_the_colours_of_every_verb(self, ortet: Ortet, proj: Path) -> None:
         (proj / "a.txt").write_text("three\n")
         verbs = ("log", "show", "diff", "diff -p", "status", "commit", "doctor", "undo", "redo")

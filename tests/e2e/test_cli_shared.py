@@ -120,6 +120,7 @@ def proj(tmp_path: Path, ortet: Ortet, url: str) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_every_verb_works_on_a_shared_store(
     ortet: Ortet, proj: Path, url: str, tmp_path: Path
 ) -> None:

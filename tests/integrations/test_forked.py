@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 from tests.fixtures import forked
 
 import ortet
@@ -33,6 +34,7 @@ hub.close()
 """
 
 
+@pytest.mark.slow
 def test_a_conversation_goes_on_in_a_forked_child(tmp_path: Path) -> None:
     store = tmp_path / "store"
     forked.run([sys.executable, "-c", _PROGRAM, str(store)], check=True)

@@ -10,6 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import pytest
 from agent_framework import Message, WorkflowCheckpoint
 from google.adk.events import Event as AdkEvent
 from google.adk.events import EventActions
@@ -88,6 +89,7 @@ async def told(hub: Hub) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.slow
 def test_acknowledged_writes_of_every_adapter_survive_sigkill(store: Path) -> None:
     ortet.open(store).close()
     acknowledged: dict[str, list[str]] = defaultdict(list)

@@ -35,6 +35,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_commits_succeed_while_processes_start_and_end(life: Life) -> None:
     session = life.begin()
     for number in range(2):

@@ -38,6 +38,7 @@ def session(life: Life, programs: Path) -> Session:
     return session
 
 
+@pytest.mark.slow
 def test_each_copy_of_a_postgres_server_can_be_queried_and_written(
     life: Life, session: Session
 ) -> None:

@@ -58,6 +58,7 @@ def test_unsent_data_of_a_local_connection_arrives_in_each_copy(life: Life) -> N
     assert int(ask(session.job("slow"), "drain")) == written
 
 
+@pytest.mark.slow
 def test_a_server_under_load_is_committed(life: Life) -> None:
     session = life.begin()
     session.spawn("web", "exec python3 -m http.server 3000 --bind 127.0.0.1 2>/dev/null")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.live.lives import Life, told, until
 
 from ortet.sessions.session import Session
@@ -45,6 +46,7 @@ def check(session: Session) -> int:
     return int(last)
 
 
+@pytest.mark.slow
 def test_each_copy_of_a_wal_database_is_consistent_and_continues(life: Life) -> None:
     session = life.begin()
     session.spawn("writer", ["python3", "-c", _WRITER])

@@ -214,6 +214,7 @@ class Workspaces(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("engine", ["folder", "overlay"])
+@pytest.mark.slow
 def test_workspace_files_agree_with_a_dict_model_after_random_operations(engine: str) -> None:
     machine: Any = type(f"{engine.title()}Workspaces", (Workspaces,), {"engine": engine})
     machine.TestCase.settings = settings(

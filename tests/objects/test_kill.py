@@ -128,6 +128,7 @@ def test_the_list_of_fault_points_is_that_of_the_source() -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.slow
 def test_kills_at_random_moments_lose_no_commit(
     open_store: Open, tmp_path: Path, walk: ReferenceParser
 ) -> None:

@@ -196,6 +196,7 @@ def test_valid_fuzzed_requests_are_answered_as_documented(scene: Scene, name: st
 @pytest.mark.parametrize(
     "name", [name for name, one in OPERATIONS.items() if one.definition.raw.get("parameters")]
 )
+@pytest.mark.slow
 def test_invalid_fuzzed_requests_are_answered_as_documented(scene: Scene, name: str) -> None:
     _fuzzed(scene, OPERATIONS[name].as_strategy(GenerationMode.NEGATIVE))
 

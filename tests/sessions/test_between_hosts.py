@@ -195,6 +195,7 @@ def test_session_with_running_programs_moves_to_another_host_and_back(
     assert back["files"] == ["./deep/two:changed", "./four:four", "./three:three"]
 
 
+@pytest.mark.slow
 def test_paused_and_resumed_by_command_line(hosts: tuple[Host, Host]) -> None:
     """What commands of one host did and did not commit is there on the other, and back."""
     one, two = hosts
@@ -221,6 +222,7 @@ def test_host_without_criu_restores_files_and_session_state_only(hosts: tuple[Ho
     assert {name: found[name] for name in same} == {name: left[name] for name in same}
 
 
+@pytest.mark.slow
 def test_uncommitted_files_of_a_killed_host_are_kept_in_the_reflog(
     hosts: tuple[Host, Host], schema: str
 ) -> None:

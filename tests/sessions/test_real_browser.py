@@ -83,6 +83,7 @@ def says(context: BrowserContext, url: str) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_restored_browser_state_is_still_logged_in(
     site: str, browser: Browser, store: Path, tmp_path: Path
 ) -> None:

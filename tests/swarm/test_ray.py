@@ -234,6 +234,7 @@ def made(client: Client, path: str) -> str:
 
 @pytest.mark.usefixtures("joined")
 @pytest.mark.server
+@pytest.mark.slow
 def test_a_server_has_its_cluster_from_who_started_it(cluster: Address, tmp_path: Path) -> None:
     server = Server(tmp_path / "served", "--no-auth", "--ray", cluster.url)
     try:

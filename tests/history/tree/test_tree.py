@@ -109,6 +109,7 @@ def test_patch_equals_build(
 
 @settings(REUSED, max_examples=25)
 @given(seed=st.integers(0, 2**32))
+@pytest.mark.slow
 def test_patch_equals_build_in_a_directory_of_10000(trees: Trees, seed: int) -> None:
     rng = random.Random(seed)
     held = {entry.name: entry for entry in numbered(10_000)}

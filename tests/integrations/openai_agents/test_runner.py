@@ -80,6 +80,7 @@ def test_no_item_limit_separates_a_call_from_its_result(hub: Hub) -> None:
     assert run(session.get_items()) == before
 
 
+@pytest.mark.slow
 def test_two_processes_take_turns_in_one_session(hub: Hub, store: Path, start: Start) -> None:
     session, (sky, _) = OrtetSession("chat", hub), agent()
     worker = start("chat", "turns")
@@ -94,6 +95,7 @@ def test_two_processes_take_turns_in_one_session(hub: Hub, store: Path, start: S
     assert hub.get("chat").spent()["tokens"] == 3 * 30
 
 
+@pytest.mark.slow
 def test_processes_that_add_at_once_lose_nothing(hub: Hub, start: Start) -> None:
     workers = [start("chat", "add", who, "30") for who in "ab"]
     assert [worker.wait() for worker in workers] == [0, 0]

@@ -46,6 +46,7 @@ def layered(shop: Shop, zygote: Zygote, base: Path, old: Image, new: Image) -> I
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 10**9))
+@pytest.mark.slow
 def test_a_delta_layer_over_one_image_shows_the_other_image(
     seed: int, shop: Shop, zygote: Zygote, place: Path
 ) -> None:

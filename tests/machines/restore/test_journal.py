@@ -82,6 +82,7 @@ def test_kill_after_the_last_step_and_the_new_files_stay_and_it_is_logged(
 
 @pytest.mark.parametrize("first", ["thaw.placed:kill:6", "thaw.settled:kill"])
 @pytest.mark.parametrize("point", ["thaw.undo", "thaw.undone", "thaw.cleaned"])
+@pytest.mark.slow
 def test_recovery_may_be_killed_at_any_step_and_repeated(
     bench: Any, torture: Torture, see: Eye, *, first: str, point: str
 ) -> None:

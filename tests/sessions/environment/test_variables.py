@@ -390,6 +390,7 @@ class TestWhole:
             assert (sees(s), sees(s, "OTHER")) == ("not set", "short")
             assert s.environment().variables["MODE"].value == "ab " * 333 + "c"
 
+    @pytest.mark.slow
     def test_variables_too_large_for_one_event_are_recorded_as_digests(
         self, hub: Hub, work: Path, environ: Environ
     ) -> None:
