@@ -51,7 +51,7 @@ class Ours:
     """One of Ortet's own embedders, likewise; each text is embedded once."""
 
     def __init__(self, spec: str) -> None:
-        from ortet.memory.embedders.base import find_embedder
+        from ortet.memory.embedders.lookup import find_embedder
 
         self._model = find_embedder(spec)
         self._known: dict[str, Any] = {}
@@ -69,6 +69,7 @@ class Ours:
 
 def trust(spec: str | None) -> float:
     """How much the order of an embedder counts, as Ortet has it."""
-    from ortet.memory.embedders.base import find_embedder, trust_of
+    from ortet.memory.embedders.base import trust_of
+    from ortet.memory.embedders.lookup import find_embedder
 
     return trust_of(find_embedder(spec or NAME)) if spec or available() else 0.0

@@ -23,9 +23,10 @@ import memory_talk as talk
 import report
 from memory_facts import EMPTY
 from memory_prune import filled, seen
+from ortet.memory.base import SemanticMatches
 from ortet.memory.lexical.index import SqliteWordIndex
 from ortet.memory.lexical.scoring import Weights
-from ortet.memory.lexical.search import SemanticMatches, search
+from ortet.memory.lexical.search import search
 from ortet.memory.lexical.tokenizer import Tokenizer
 from ortet.memory.records import EventSpan, Query, Tier
 

@@ -9,8 +9,8 @@ from pathlib import Path as Directory
 from blake3 import blake3
 from tests.fixtures.waiting import WAIT
 
+from ortet.memory.base import SemanticMatches
 from ortet.memory.lexical.index import SqliteWordIndex
-from ortet.memory.lexical.search import SemanticMatches
 from ortet.memory.records import TIERS, EventSpan, FactEnd, MemoryDocument
 from ortet.memory.vectors.index import LocalSemanticIndex
 

@@ -299,7 +299,7 @@ def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 def _check_embedder(embedder: Embedder | str | None) -> None:
     if embedder is not None:
-        from ortet.memory.embedders.base import check_embedder
+        from ortet.memory.embedders.lookup import check_embedder
 
         check_embedder(embedder)
 

@@ -4,7 +4,8 @@ Entry point: `library.Library`. `Library.search` adds missing documents to the i
 it. The protocols in `base` separate the search from its storage, which is a SQLite file or
 PostgreSQL.
 
-- `records`: documents, queries and results. `working`: cached working memory of a session.
+- `records`: documents, queries and results. `index_rows`: rows and document ids of the word index.
+- `working`: cached working memory of a session.
 - `lexical`: word index, BM25 search and visibility rules.
 - `vectors`: vectors by hash of text, and the thread that computes them.
 - `embedders`: models that turn text into vectors.

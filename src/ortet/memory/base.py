@@ -6,16 +6,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ortet.memory.records import FactEnd, MemoryDocument, Tier
+import msgspec
+
+from ortet.memory.records import EventSpan, FactEnd, MemoryDocument, Tier
 
 if TYPE_CHECKING:
     from ortet.ids import Clock
     from ortet.memory.embedders.base import Embedder
-    from ortet.memory.lexical.reader import DocumentRow, FactEndRow, IndexPosition
-    from ortet.memory.lexical.search import SemanticRanker
+    from ortet.memory.index_rows import DocumentRow, FactEndRow, IndexPosition
     from ortet.memory.lexical.tokenizer import Tokenizer
-    from ortet.memory.lexical.visibility import VisibleDocuments
-    from ortet.memory.library import ReadDocuments
+    from ortet.memory.lexical.visible_documents import VisibleDocuments
+    from ortet.memory.records import ReadDocuments
 
 
 class IndexPage(NamedTuple):
@@ -195,3 +196,21 @@ class IndexFactory(Protocol):
         """Return the vectors of one embedder; "" for operations on all embedders."""
 
     def semantic_index(self, embedder: Embedder, clock: Clock) -> SemanticIndex: ...
+
+
+class SemanticMatches(msgspec.Struct, frozen=True):
+    """Semantic matches (timeline, seq, cosine), nearest first.
+
+    `status` has the values of `SearchResult.dense`.
+    """
+
+    places: list[tuple[str, int, float]]
+    status: str = "all"
+
+
+class SemanticRanker(Protocol):
+    """Finds documents by meaning. Failures of an embedder do not raise; `status` reports them."""
+
+    def rank(
+        self, spans: Sequence[EventSpan], tiers: Sequence[Tier], text: str, limit: int
+    ) -> SemanticMatches: ...

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path as Directory
 from typing import TYPE_CHECKING
 
 from ortet.errors import Unsupported
 from ortet.ids import Clock
-from ortet.memory.base import IndexFactory, IndexPage, SemanticIndex, VectorStore, WordIndex
+from ortet.memory.base import (
+    IndexFactory,
+    IndexPage,
+    SemanticIndex,
+    SemanticMatches,
+    VectorStore,
+    WordIndex,
+)
 from ortet.memory.lexical.index import IndexLost, SqliteWordIndex, text_hash
 from ortet.memory.lexical.scoring import Weights
-from ortet.memory.lexical.search import SemanticMatches, search
+from ortet.memory.lexical.search import search
 from ortet.memory.records import (
     EventSpan,
-    FactEnd,
-    MemoryDocument,
     Query,
+    ReadDocuments,
     SearchResult,
     Tier,
     TimelinePath,
 )
 
 if TYPE_CHECKING:
+    from ortet.memory.base import SemanticRanker as Asked
     from ortet.memory.embedders.base import Embedder
-    from ortet.memory.lexical.search import SemanticRanker as Asked
 
-ReadDocuments = Callable[
-    [EventSpan, int], Iterator[tuple[int, list[MemoryDocument], list[FactEnd]]]
-]
-"""Function that yields pages of a span after an event: (last event, documents, fact ends).
-
-It may be called later, in another thread, for texts without vectors.
-"""
 
 _MAX_SEARCH_ATTEMPTS = 3
 
@@ -94,7 +93,8 @@ class Library:
 
     def _ranker(self, read_documents: ReadDocuments) -> Asked | None:
         if self._semantic_index is None and self._embedder is not None:
-            from ortet.memory.embedders.base import find_embedder, require_package, trust_of
+            from ortet.memory.embedders.base import require_package, trust_of
+            from ortet.memory.embedders.lookup import find_embedder
 
             try:
                 require_package("numpy", "embed")  # needed by the vector modules

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -117,3 +118,12 @@ class SearchResult(msgspec.Struct, frozen=True):
 
     found: list[MemoryMatch]
     dense: str = ""
+
+
+ReadDocuments = Callable[
+    [EventSpan, int], Iterator[tuple[int, list[MemoryDocument], list[FactEnd]]]
+]
+"""Function that yields pages of a span after an event: (last event, documents, fact ends).
+
+It may be called later, in another thread, for texts without vectors.
+"""

@@ -7,7 +7,7 @@ import heapq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortet.memory.lexical.postings import top_ids
+from ortet.memory.lexical.candidates import top_ids
 
 VALUES = st.sampled_from([0.5, 1.0, 1.5, 2.25])
 

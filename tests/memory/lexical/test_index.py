@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortet.errors import Invalid, Unavailable
-from ortet.memory.lexical.index import VERSION, IndexLost, SqliteWordIndex, text_hash
-from ortet.memory.lexical.index_file import IndexFile
-from ortet.memory.lexical.reader import (
+from ortet.memory.index_rows import (
     IDS_PER_LINE,
     LINES_PER_TIMELINE,
     IndexPosition,
-    SqliteIndexReader,
     pack_timeline_seq,
 )
+from ortet.memory.lexical.index import VERSION, IndexLost, SqliteWordIndex, text_hash
+from ortet.memory.lexical.index_file import IndexFile
+from ortet.memory.lexical.reader import SqliteIndexReader
 from ortet.memory.records import TIERS, FactEnd, MemoryDocument, Tier
 
 LINE = "1" * 32
@@ -78,7 +78,7 @@ def count(index: SqliteWordIndex, term: str, timeline: str = LINE) -> int:
         number, _ = lookup.timeline(timeline)
         last = _place(lookup, number, "working", 1 << 30)
         low = last.id // IDS_PER_LINE * IDS_PER_LINE + 1
-        return len(lookup.ids_with_term(term, low, max(low, last.id)))
+        return len(lookup.terms.ids_with_term(term, low, max(low, last.id)))
 
 
 def whole(index: SqliteWordIndex, many: int = 40) -> bool:
@@ -174,7 +174,7 @@ def test_every_token_of_a_document_is_found(words_index: SqliteWordIndex, text: 
         tokens = words_index.tokenizer.tokens(text)
         assert entry.length == len(tokens)
         for token in tokens:
-            assert lookup.ids_with_term(token, place.id, place.id) == [place.id]
+            assert lookup.terms.ids_with_term(token, place.id, place.id) == [place.id]
 
 
 @pytest.fixture(scope="module")

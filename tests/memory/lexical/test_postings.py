@@ -10,8 +10,9 @@ import pytest
 from ortet.backends.postgres.catalog import PostgresCatalog
 from ortet.memory.base import IndexPage, WordIndex
 from ortet.memory.lexical import postings
+from ortet.memory.lexical.candidates import SearchEffort
 from ortet.memory.lexical.index import SqliteWordIndex
-from ortet.memory.lexical.postings import SearchEffort, SqlitePostings
+from ortet.memory.lexical.postings import SqlitePostings
 from ortet.memory.lexical.search import search
 from ortet.memory.lexical.visibility import visible_documents
 from ortet.memory.postgres import reader
@@ -69,7 +70,7 @@ def test_every_lookup_method_counts_and_finds_the_same(
             found = [
                 [
                     id_
-                    for id_, words in lookup.document_words(one.low, one.high)
+                    for id_, words in lookup.terms.document_words(one.low, one.high)
                     if word in words.split()
                 ]
                 for one in visible.ranges
@@ -77,7 +78,7 @@ def test_every_lookup_method_counts_and_finds_the_same(
             wanted[word] = [id_ for ids in found for id_ in reversed(ids)]
         for name, value in WAYS[way].items():
             monkeypatch.setattr(postings, name, value)
-        exact = SqlitePostings(lookup, visible, limit=10**6)
+        exact = SqlitePostings(lookup.terms, visible, limit=10**6)
         assert exact.count([*WORDS, "nowhere"]) == {
             **{word: len(ids) for word, ids in wanted.items()},
             "nowhere": 0,
@@ -95,7 +96,7 @@ def test_every_lookup_method_estimates_the_same_counts(
             for name, value in settings.items():
                 patch.setattr(postings, name, value)
             visible = visible_documents(lookup, [chain(*range(12))], Query(""))
-            inferred.append(SqlitePostings(lookup, visible, limit=40).count(WORDS))
+            inferred.append(SqlitePostings(lookup.terms, visible, limit=40).count(WORDS))
     assert inferred == [inferred[0]] * len(WAYS)
     assert inferred[0][WORDS[0]] == visible.total  # in every one of those looked at
     assert inferred[0][WORDS[1]] == pytest.approx(0.7 * visible.total, rel=0.25)
@@ -122,7 +123,7 @@ def test_every_lookup_method_gives_the_same_search_answers(
 
 def test_postings_without_visible_documents_are_empty(index: SqliteWordIndex) -> None:
     with index.open_reader() as lookup:
-        empty = SqlitePostings(lookup, visible_documents(lookup, [], Query("")), limit=5)
+        empty = SqlitePostings(lookup.terms, visible_documents(lookup, [], Query("")), limit=5)
         assert empty.count(["terma"]) == {"terma": 0}
         assert empty.ids_with_term("terma") == empty.nearest("terma", 3) == []
 

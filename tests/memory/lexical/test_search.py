@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ortet.memory.base import IndexPage, WordIndex
+from ortet.memory.base import IndexPage, SemanticMatches, WordIndex
+from ortet.memory.lexical.candidates import SearchEffort
 from ortet.memory.lexical.index import IndexLost, SqliteWordIndex
-from ortet.memory.lexical.postings import SearchEffort
 from ortet.memory.lexical.scoring import (
     NeighbourWindow,
     TermFrequencies,
@@ -22,7 +22,7 @@ from ortet.memory.lexical.scoring import (
     bm25,
     inverse_document_frequency,
 )
-from ortet.memory.lexical.search import SemanticMatches, search
+from ortet.memory.lexical.search import search
 from ortet.memory.records import (
     EventSpan,
     FactEnd,

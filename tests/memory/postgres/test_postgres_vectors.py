@@ -16,9 +16,8 @@ from tests.memory.embedding import Failing, Hashing, Told
 from ortet.backends.postgres.catalog import PostgresCatalog
 from ortet.errors import Invalid
 from ortet.ids import SystemClock
-from ortet.memory.base import IndexPage, SemanticIndex
+from ortet.memory.base import IndexPage, SemanticIndex, SemanticMatches
 from ortet.memory.lexical.index import text_hash
-from ortet.memory.lexical.search import SemanticMatches
 from ortet.memory.postgres import vectors as postgres_meanings
 from ortet.memory.postgres.index import PostgresWordIndex
 from ortet.memory.postgres.postgres_shelves import PostgresIndexFactory

@@ -17,7 +17,8 @@ from tests.fixtures import forked
 from tests.fixtures.waiting import WAIT
 from tests.memory.embedding import Failing, Gated, Hashing, Told
 
-from ortet.memory.embedders.base import Embedder, find_embedder
+from ortet.memory.embedders.base import Embedder
+from ortet.memory.embedders.lookup import find_embedder
 from ortet.memory.lexical.index import text_hash
 from ortet.memory.records import TIERS, EventSpan
 from ortet.memory.vectors.index import LocalSemanticIndex

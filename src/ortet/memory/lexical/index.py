@@ -13,8 +13,9 @@ import apsw
 from blake3 import blake3
 
 from ortet.memory.base import IndexPage, IndexState
+from ortet.memory.index_rows import IDS_PER_LINE, LINES_PER_TIMELINE
 from ortet.memory.lexical.index_file import IndexFile, IndexLost, SharedIndexFile, index_lost
-from ortet.memory.lexical.reader import IDS_PER_LINE, LINES_PER_TIMELINE, SqliteIndexReader
+from ortet.memory.lexical.reader import SqliteIndexReader
 from ortet.memory.lexical.tokenizer import Tokenizer
 from ortet.memory.records import TIERS, FactEnd, MemoryDocument
 

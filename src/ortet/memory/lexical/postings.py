@@ -1,157 +1,13 @@
-"""Documents with a term among the visible ones, and their number."""
+"""Documents with a term among the visible ones, and their number, in a SQLite file."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
 
-import msgspec
+import apsw
 
-from ortet.memory.base import TermPostings
-from ortet.memory.lexical.reader import SqliteIndexReader
-from ortet.memory.lexical.scoring import Weights, inverse_document_frequency
-from ortet.memory.lexical.visibility import VisibleDocuments, VisibleRange
-
-# Select the documents to score: those with the rarest query terms, and their neighbours.
-
-MAX_TERMS = 64
-"""Largest number of terms of a long query, the rarest ones."""
-
-
-class SearchEffort(msgspec.Struct, frozen=True):
-    """Limits of one search: `postings` read and `documents` scored.
-
-    Document counts of terms are exact up to `counted`.
-    """
-
-    postings: int = 8000
-    documents: int = 128
-    counted: int = 3000
-
-    def for_results(self, k: int) -> SearchEffort:
-        """Return limits that are large enough for `k` results."""
-        return msgspec.structs.replace(self, documents=max(self.documents, 2 * k))
-
-
-class QueryTerms(msgspec.Struct, frozen=True):
-    """Query terms that occur in visible documents, in query order, with their weight.
-
-    Documents are searched by `chosen`, rarest first. `pruned` terms are too common for that. They
-    count only in documents that other terms found.
-    """
-
-    rarities: dict[str, float]
-    chosen: tuple[str, ...]
-    pruned: tuple[str, ...]
-
-
-def choose_terms(
-    postings: TermPostings, total: int, words: Sequence[str], effort: SearchEffort
-) -> QueryTerms:
-    """Choose the rarest terms within the limits, at least one."""
-    having = postings.count(words)
-    rarest = sorted((count, word) for word, count in having.items() if count)[:MAX_TERMS]
-    chosen: list[str] = []
-    left = float(effort.postings)
-    for count, word in rarest:
-        if chosen and count > left:
-            break
-        chosen.append(word)
-        left -= count
-    kept = {word for _, word in rarest}
-    return QueryTerms(
-        {
-            word: inverse_document_frequency(word, total, having[word])
-            for word in words
-            if word in kept
-        },
-        tuple(chosen),
-        tuple(word for word in words if word in kept and word not in chosen),
-    )
-
-
-def find_candidates(
-    postings: TermPostings,
-    visible: VisibleDocuments,
-    terms: QueryTerms,
-    weights: Weights,
-    effort: SearchEffort,
-) -> Iterator[list[int]]:
-    """Yield lists of candidate ids, best first, at most `effort.documents` each.
-
-    The order uses the weights of the chosen terms in a document and its neighbours. Term frequency
-    and length are not used here.
-    """
-    told = _term_scores(postings, terms, effort.postings)
-    given: set[int] = set()
-    for seeds in _seed_batches(told, effort.documents):
-        window = _window(visible, told, seeds, weights)
-        best = top_ids(window, effort.documents)
-        yield [id_ for id_ in best if id_ not in given]
-        given.update(best)
-
-
-def _seed_batches(scores: Mapping[int, float], batch_size: int) -> Iterator[list[int]]:
-    """Yield batches of ids by score, then nearest first; both sorts are stable.
-
-    Sorting all ids is expensive and rarely needed, so that the first batch avoids it.
-    """
-    yield top_ids(scores, batch_size)
-    if len(scores) > batch_size:
-        rest = sorted(scores, key=scores.__getitem__, reverse=True)
-        yield from (
-            rest[start : start + batch_size] for start in range(batch_size, len(rest), batch_size)
-        )
-
-
-def top_ids(scores: Mapping[int, float], limit: int) -> list[int]:
-    """Return the ids with the largest scores, largest first; of equal ones the first.
-
-    Few scores are distinct. Counting them is cheaper than comparing ids one by one.
-    """
-    if len(scores) <= limit:
-        return sorted(scores, key=scores.__getitem__, reverse=True)
-    counts = Counter(scores.values())
-    left = limit
-    least = max(counts)
-    for value in sorted(counts, reverse=True):
-        least = value
-        if counts[value] >= left:
-            break
-        left -= counts[value]
-    above = [id_ for id_, value in scores.items() if value > least]
-    equal = (id_ for id_, value in scores.items() if value == least)
-    return sorted(above, key=scores.__getitem__, reverse=True) + list(islice(equal, left))
-
-
-def _term_scores(postings: TermPostings, terms: QueryTerms, limit: int) -> dict[int, float]:
-    told: dict[int, float] = {}
-    for number, term in enumerate(terms.chosen):
-        tells = terms.rarities[term]
-        # Only the first term can exceed the limit.
-        ids = postings.ids_with_term(term) if number else postings.nearest(term, limit)
-        new = dict.fromkeys(ids, tells)
-        for id_ in told.keys() & new.keys():
-            new[id_] = told[id_] + tells
-        told.update(new)
-    return told
-
-
-def _window(
-    visible: VisibleDocuments, scores: Mapping[int, float], seeds: Sequence[int], weights: Weights
-) -> dict[int, float]:
-    """Return scores that include neighbours, for the seeds and their neighbours."""
-    around = visible.neighbours(seeds)
-    others = {id_: None for pair in around.values() for id_ in pair if id_ and id_ not in around}
-    around |= visible.neighbours(id_ for id_ in others if visible.range_of(id_) is not None)
-    get = scores.get
-    return {
-        id_: get(id_, 0.0) + weights.before * get(before, 0.0) + weights.behind * get(behind, 0.0)
-        for id_, (before, behind) in around.items()
-    }
-
+from ortet.memory.lexical.visible_documents import VisibleDocuments, VisibleRange
 
 MAX_RANGES_QUERIED = 4
 """Up to this number of ranges, each is queried alone: about 0.1 ms per range and term."""
@@ -161,6 +17,37 @@ MAX_IDS_FILTERED = 20_000
 """If the file has at most this many documents with a term, the visible ones are filtered."""
 
 
+_HAVING = "SELECT rowid FROM terms WHERE terms MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid"
+_NEWEST = _HAVING + " DESC LIMIT ?"
+_REACHED = _HAVING + " LIMIT 1 OFFSET ?"
+_WORDS = "SELECT id, words FROM docs WHERE id BETWEEN ? AND ? ORDER BY id"
+
+
+class TermTable:
+    """Reads which documents have a term, in the transaction of a connection."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    def id_at_count(self, term: str, low: int, high: int, count: int) -> int:
+        """Return the first low <= id <= high at which `count` documents have the term, or 0."""
+        row = self._connection.execute(_REACHED, (_quoted(term), low, high, count - 1)).get
+        return int(row or 0)
+
+    def ids_with_term(self, term: str, low: int, high: int) -> list[int]:
+        """Return the ids of documents with the term, sorted."""
+        return _ids(self._connection.execute(_HAVING, (_quoted(term), low, high)).get)
+
+    def newest_ids_with_term(self, term: str, low: int, high: int, limit: int) -> list[int]:
+        """Return the newest documents with the term, newest first. Slower per id."""
+        return _ids(self._connection.execute(_NEWEST, (_quoted(term), low, high, limit)).get)
+
+    def document_words(self, low: int, high: int) -> list[tuple[int, str]]:
+        """Return (id, words) of all documents with low <= id <= high, in order."""
+        rows = self._connection.execute(_WORDS, (low, high))
+        return [(id_, words) for id_, words in rows]
+
+
 class SqlitePostings:
     """`TermPostings` of a SQLite file. Counts are exact up to `limit`.
 
@@ -168,8 +55,8 @@ class SqlitePostings:
     the documents. The content of the file decides only which way is used.
     """
 
-    def __init__(self, reader: SqliteIndexReader, visible: VisibleDocuments, *, limit: int) -> None:
-        self._reader = reader
+    def __init__(self, table: TermTable, visible: VisibleDocuments, *, limit: int) -> None:
+        self._table = table
         self._visible = visible
         self._limit = limit
         self._all_ids: dict[str, list[int]] = {}  # nearest first
@@ -197,7 +84,7 @@ class SqlitePostings:
         """Return the ids of all documents with the term, nearest first."""
         if term not in self._all_ids:
             stretches = self._visible.ranges
-            found = [self._reader.ids_with_term(term, one.low, one.high) for one in stretches]
+            found = [self._table.ids_with_term(term, one.low, one.high) for one in stretches]
             self._all_ids[term] = [id_ for ids in found for id_ in reversed(ids)]
         return self._all_ids[term]
 
@@ -208,7 +95,7 @@ class SqlitePostings:
         found: list[int] = []
         for stretch in self._visible.ranges:
             left = limit - len(found)
-            found += self._reader.newest_ids_with_term(term, stretch.low, stretch.high, left)
+            found += self._table.newest_ids_with_term(term, stretch.low, stretch.high, left)
             if len(found) >= limit:
                 break
         return found
@@ -224,7 +111,7 @@ class SqlitePostings:
                 self._count_by_reading(stretch, open_)
             else:
                 for term, tally in open_.items():
-                    tally.count_range(self._reader, term, stretch)
+                    tally.count_range(self._table, term, stretch)
             for term in [term for term, tally in open_.items() if tally.is_full]:
                 del open_[term]
         for term, tally in open_.items():
@@ -234,7 +121,7 @@ class SqlitePostings:
         self, visible_range: VisibleRange, tallies: dict[str, PostingCounter]
     ) -> None:
         having: dict[str, list[int]] = {term: [] for term in tallies}
-        for id_, words in self._reader.document_words(visible_range.low, visible_range.high):
+        for id_, words in self._table.document_words(visible_range.low, visible_range.high):
             for term in having.keys() & words.split(" "):
                 having[term].append(id_)
         for term, ids in having.items():
@@ -245,9 +132,9 @@ class SqlitePostings:
         stretches = self._visible.ranges
         low = min(stretch.low for stretch in stretches)
         high = max(stretch.high for stretch in stretches)
-        if self._reader.id_at_count(term, low, high, MAX_IDS_FILTERED):
+        if self._table.id_at_count(term, low, high, MAX_IDS_FILTERED):
             return False
-        ids = self._reader.ids_with_term(term, low, high)
+        ids = self._table.ids_with_term(term, low, high)
         whole: list[int] = []
         for stretch, some in group_by_range(self._visible, ids):
             if not tally.is_full:
@@ -290,20 +177,16 @@ class PostingCounter:
     def is_full(self) -> bool:
         return self._count >= self._limit
 
-    def count_range(
-        self, reader: SqliteIndexReader, term: str, visible_range: VisibleRange
-    ) -> None:
+    def count_range(self, table: TermTable, term: str, visible_range: VisibleRange) -> None:
         left = self._limit - self._count
         # otherwise the limit cannot be reached
         enough = visible_range.high - visible_range.low + 1 >= left
-        last = (
-            reader.id_at_count(term, visible_range.low, visible_range.high, left) if enough else 0
-        )
+        last = table.id_at_count(term, visible_range.low, visible_range.high, left) if enough else 0
         if last:
             self._count, self._limit_position = self._limit, (visible_range, last)
         else:
             self.add(
-                reader.ids_with_term(term, visible_range.low, visible_range.high), visible_range
+                table.ids_with_term(term, visible_range.low, visible_range.high), visible_range
             )
 
     def add(self, ids: Sequence[int], visible_range: VisibleRange) -> None:
@@ -319,3 +202,13 @@ class PostingCounter:
             return float(self._count)
         stretch, last = self._limit_position
         return self._count * self._total / (stretch.nearer + last - stretch.low + 1)
+
+
+def _ids(got: list[int] | int | None) -> list[int]:
+    """Return a list: apsw returns a single row as a plain value."""
+    return got if isinstance(got, list) else [] if got is None else [got]
+
+
+def _quoted(term: str) -> str:
+    """Quote a term as an FTS5 string, so that nothing in it is syntax."""
+    return '"' + term.replace('"', '""') + '"'

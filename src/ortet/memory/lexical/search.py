@@ -5,13 +5,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import msgspec
-
-from ortet.memory.base import IndexReader, WordIndex
-from ortet.memory.lexical.postings import QueryTerms, SearchEffort, choose_terms, find_candidates
-from ortet.memory.lexical.reader import DocumentRow, FactEndRow, tier_of
+from ortet.memory.base import IndexReader, SemanticMatches, SemanticRanker, WordIndex
+from ortet.memory.index_rows import DocumentRow, FactEndRow, tier_of
+from ortet.memory.lexical.candidates import QueryTerms, SearchEffort, choose_terms, find_candidates
 from ortet.memory.lexical.scoring import (
     NeighbourWindow,
     TermFrequencies,
@@ -22,14 +20,14 @@ from ortet.memory.lexical.scoring import (
     fuse_ranks,
     ranks,
 )
-from ortet.memory.lexical.visibility import VisibleDocuments, VisibleRange, visible_documents
+from ortet.memory.lexical.visibility import visible_documents, visible_spans
+from ortet.memory.lexical.visible_documents import VisibleDocuments, VisibleRange
 from ortet.memory.records import (
     EventSpan,
     MemoryMatch,
     Query,
     Scores,
     SearchResult,
-    Tier,
     TimelinePath,
 )
 
@@ -37,24 +35,6 @@ _SEMANTIC_OVERSAMPLING = 2
 """Factor for semantic candidates, because very short ones are dropped later."""
 _RETRY_OVERSAMPLING = 16
 """Factor for a second search, if all semantic candidates were retracted facts."""
-
-
-class SemanticMatches(msgspec.Struct, frozen=True):
-    """Semantic matches (timeline, seq, cosine), nearest first.
-
-    `status` has the values of `SearchResult.dense`.
-    """
-
-    places: list[tuple[str, int, float]]
-    status: str = "all"
-
-
-class SemanticRanker(Protocol):
-    """Finds documents by meaning. Failures of an embedder do not raise; `status` reports them."""
-
-    def rank(
-        self, spans: Sequence[EventSpan], tiers: Sequence[Tier], text: str, limit: int
-    ) -> SemanticMatches: ...
 
 
 class _ScoredDocument(NamedTuple):
@@ -129,7 +109,7 @@ def _searched_spans(
         heard = (path for path in paths if path.tiers)
         return [span for path in heard for span in path.spans if span.upto > span.after]
     with index.open_reader() as lookup:
-        return visible_documents(lookup, paths, query).spans(lookup)
+        return visible_spans(visible_documents(lookup, paths, query), lookup)
 
 
 def _valid_candidates(

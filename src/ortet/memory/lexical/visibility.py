@@ -1,116 +1,21 @@
-"""Visibility: the ranges of documents that a query may see, cut by time, each counted once."""
+"""Finds the ranges of documents that a query may see, cut by time, each counted once."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from ortet.memory.base import IndexReader
-from ortet.memory.lexical.index_file import index_lost
-from ortet.memory.lexical.reader import (
+from ortet.memory.index_rows import (
     IDS_PER_LINE,
-    FactEndRow,
     IndexPosition,
     pack_timeline_seq,
     tier_of,
 )
-from ortet.memory.records import EVERYONE, TIERS, EventSpan, Query, Tier, TimelinePath
-
-
-class VisibleRange(NamedTuple):
-    """Visible documents low <= id <= high of one tier of one span.
-
-    `before` and `behind` are the neighbours of its ends along the path, in any range; 0 means none.
-    `order` is its position among the ranges. `nearer` is the number of documents in the ranges
-    before it.
-    """
-
-    span: EventSpan
-    scope: str
-    low: int
-    high: int
-    before: int
-    behind: int
-    order: int = 0
-    nearer: int = 0
-    believer: int = 0
-
-
-class VisibleDocuments:
-    """The visible ranges, nearest first: the first path first, each path from its end.
-
-    The order depends on the paths and not on the file. An index that was filled in another order
-    gives the same results.
-    """
-
-    def __init__(self, ranges: list[VisibleRange], tokens: dict[Tier, int], as_of: int) -> None:
-        self.ranges = ranges
-        self._as_of = as_of
-        self._sorted = sorted(ranges, key=lambda stretch: stretch.low)
-        self._lows = [stretch.low for stretch in self._sorted]
-        counts = dict.fromkeys(TIERS, 0)
-        for stretch in ranges:
-            counts[tier_of(stretch.low)] += stretch.high - stretch.low + 1
-        self.total = sum(counts.values())
-        self._averages = {tier: tokens[tier] / counts[tier] for tier in TIERS if counts[tier]}
-        self._spans: dict[tuple[int, int], list[EventSpan]] = {}
-
-    def range_of(self, id_: int) -> VisibleRange | None:
-        """Return the range of a document, or None if it is not visible."""
-        at = bisect_right(self._lows, id_) - 1
-        if at < 0 or id_ > self._sorted[at].high:
-            return None
-        return self._sorted[at]
-
-    def average_length(self, id_: int) -> float:
-        """Return the average length of documents of the same tier."""
-        return self._averages[tier_of(id_)]
-
-    def neighbours(self, ids: Iterable[int]) -> dict[int, tuple[int, int]]:
-        """Return the ids of the messages before and after each one; 0 if there is none."""
-        found: dict[int, tuple[int, int]] = {}
-        low, high, before, behind = 1, 0, 0, 0  # values of the range of the last id
-        for id_ in ids:
-            if not low <= id_ <= high:
-                stretch = self.range_of(id_)
-                if stretch is None or tier_of(id_) != "working":
-                    found[id_] = 0, 0
-                    continue
-                _, _, low, high, before, behind, *_ = stretch
-            found[id_] = (
-                id_ - 1 if id_ > low else before,
-                id_ + 1 if id_ < high else behind,
-            )
-        return found
-
-    def spans(self, reader: IndexReader) -> list[EventSpan]:
-        """Return the smallest spans of the timelines that contain all visible documents."""
-        ends: dict[str, tuple[int, int]] = {}
-        seqs = reader.seqs({id_ for one in self.ranges for id_ in (one.low, one.high)})
-        for stretch in self.ranges:
-            first, last = seqs[stretch.low], seqs[stretch.high]
-            low, high = ends.get(stretch.span.timeline, (first, last))
-            ends[stretch.span.timeline] = min(low, first), max(high, last)
-        return [EventSpan(timeline, first - 1, last) for timeline, (first, last) in ends.items()]
-
-    def is_ended_by(self, end: FactEndRow, id_: int) -> bool:
-        """Return True if the retraction `end` applies to a document.
-
-        It applies if it is on a path of the same believer, or of EVERYONE.
-        """
-        stretch = self.range_of(id_)
-        who = stretch.believer if stretch is not None else EVERYONE
-        return (not self._as_of or end.time <= self._as_of) and any(
-            span.after < end.seq <= span.upto
-            for believer in {who, EVERYONE}
-            for span in self._spans.get((believer, end.timeline), ())
-        )
-
-    def add_heard_span(self, believer: int, timeline: int, span: EventSpan) -> None:
-        """Add a span in which retractions apply to the documents of a believer."""
-        self._spans.setdefault((believer, timeline), []).append(span)
+from ortet.memory.lexical.index_file import index_lost
+from ortet.memory.lexical.visible_documents import VisibleDocuments, VisibleRange
+from ortet.memory.records import TIERS, EventSpan, Query, Tier, TimelinePath
 
 
 class _DocumentPiece(NamedTuple):
@@ -274,3 +179,14 @@ def _unclaimed(
         if first <= last:
             gaps.append((first, last))
     return reversed(gaps)
+
+
+def visible_spans(visible: VisibleDocuments, reader: IndexReader) -> list[EventSpan]:
+    """Return the smallest spans of the timelines that contain all visible documents."""
+    ends: dict[str, tuple[int, int]] = {}
+    seqs = reader.seqs({id_ for one in visible.ranges for id_ in (one.low, one.high)})
+    for stretch in visible.ranges:
+        first, last = seqs[stretch.low], seqs[stretch.high]
+        low, high = ends.get(stretch.span.timeline, (first, last))
+        ends[stretch.span.timeline] = min(low, first), max(high, last)
+    return [EventSpan(timeline, first - 1, last) for timeline, (first, last) in ends.items()]

@@ -16,8 +16,7 @@ from uuid import UUID
 
 import psycopg
 
-from ortet.memory.lexical.postings import PostingCounter, group_by_range
-from ortet.memory.lexical.reader import (
+from ortet.memory.index_rows import (
     IDS_PER_LINE,
     LINES_PER_TIMELINE,
     SEQ_BITS,
@@ -25,7 +24,8 @@ from ortet.memory.lexical.reader import (
     FactEndRow,
     IndexPosition,
 )
-from ortet.memory.lexical.visibility import VisibleDocuments, VisibleRange
+from ortet.memory.lexical.postings import PostingCounter, group_by_range
+from ortet.memory.lexical.visible_documents import VisibleDocuments, VisibleRange
 from ortet.memory.records import TIERS, Tier
 
 if TYPE_CHECKING:

@@ -19,17 +19,16 @@ from numpy.typing import NDArray
 from ortet._util.fork_safety import reset_in_child
 from ortet.errors import Invalid, OrtetError
 from ortet.ids import Clock
-from ortet.memory.base import WordIndex
+from ortet.memory.base import SemanticMatches, WordIndex
 from ortet.memory.embedders.base import Embedder
 from ortet.memory.lexical.index import IndexLost, text_hash
-from ortet.memory.lexical.search import SemanticMatches
 from ortet.memory.postgres.index import MemoryDatabase
 from ortet.memory.records import TIERS, EventSpan, Tier
 from ortet.memory.vectors.matrix import cosines
 from ortet.memory.vectors.worker import EmbeddingBacklog, EmbeddingWorker, WantedText
 
 if TYPE_CHECKING:
-    from ortet.memory.library import ReadDocuments
+    from ortet.memory.records import ReadDocuments
 
 
 # Vectors in PostgreSQL, by embedder and hash of text.

@@ -18,18 +18,17 @@ from numpy.typing import NDArray
 from ortet._util.fork_safety import reset_in_child
 from ortet.errors import OrtetError
 from ortet.ids import Clock, SystemClock
-from ortet.memory.base import VectorStore, WordIndex
+from ortet.memory.base import SemanticMatches, VectorStore, WordIndex
 from ortet.memory.embedders.base import Embedder
 from ortet.memory.lexical.index import IndexLost, text_hash
 from ortet.memory.lexical.index_file import index_lost
-from ortet.memory.lexical.search import SemanticMatches
 from ortet.memory.records import EventSpan, Tier
 from ortet.memory.vectors.matrix import QuantisedVectors, VectorMatrix, nearest_documents, quantise
 from ortet.memory.vectors.store import SqliteVectorStore
 from ortet.memory.vectors.worker import EmbeddingBacklog, EmbeddingWorker, WantedText
 
 if TYPE_CHECKING:
-    from ortet.memory.library import ReadDocuments
+    from ortet.memory.records import ReadDocuments
 
 Array = NDArray[np.float32]
 _READ_BATCH = 4096  # vectors read at once

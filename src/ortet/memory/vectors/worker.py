@@ -20,7 +20,7 @@ from ortet.memory.records import EventSpan
 
 if TYPE_CHECKING:
     from ortet.memory.embedders.base import Floats
-    from ortet.memory.library import ReadDocuments
+    from ortet.memory.records import ReadDocuments
 
 
 # Backlog of texts without vectors, read from the journal in pages, newest first.

@@ -19,7 +19,8 @@ from tests.memory.embedding import Hashing
 
 from ortet.errors import Invalid, Unavailable, Unsupported
 from ortet.memory.embedders import base
-from ortet.memory.embedders.base import Embedder, find_embedder
+from ortet.memory.embedders.base import Embedder
+from ortet.memory.embedders.lookup import find_embedder
 from ortet.memory.embedders.minilm import MiniLM, read_tensors
 from ortet.memory.embedders.openai import OpenAIEmbedder
 
@@ -78,7 +79,7 @@ class TestByName:
 
     def test_naming_one_loads_no_model(self) -> None:
         program = (
-            "import sys; from ortet.memory.embedders.base import find_embedder\n"
+            "import sys; from ortet.memory.embedders.lookup import find_embedder\n"
             "assert 'numpy' not in sys.modules\n"
             "find_embedder('wordllama'); find_embedder('openai:m@http://h/v1')\n"
             "assert not {'tokenizers', 'wordllama', 'torch'} & set(sys.modules)\n"
