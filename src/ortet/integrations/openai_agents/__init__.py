@@ -2,10 +2,11 @@
 
 Start with `OrtetSession` in `session.py`; pass it to `Runner.run(…, session=…)`.
 
-- `conversation`: the four methods that the SDK calls, run in order in a thread.
+- `session`: `OrtetSession` and `OrtetCompactingSession`, which compacts without a service.
+- `conversation`: what both share: items of the current branch, calls in order in a thread.
 - `turns`: turns, and the tokens that each one used.
-- `session`: `OrtetSession`, support of the SDK's own compaction, and `OrtetCompactingSession`,
-  which compacts without a service.
+- `branches`: branches, which are forks of the session.
+- `compaction`: support of the SDK's own compaction, and local compaction.
 - `items`: convert items of the Responses API to messages and back.
 - `item_cache`: cache the items of an open session.
 

@@ -1,4 +1,7 @@
-"""The session interface of the OpenAI Agents SDK: its items are messages of an Ortet session."""
+"""The stored conversation behind `OrtetSession`: items of the SDK are messages of a session.
+
+`SerialWorker` runs calls of an event loop in one thread, in order and each to its end.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, TypeVar, cast
-
-from agents.memory.session_settings import (
-    SessionSettings,
-    coerce_session_settings,
-    resolve_session_limit,
-)
+from typing import Any, TypeVar
 
 from ortet._util.validation import check_text
 from ortet.errors import Invalid, NotFound
@@ -30,16 +27,11 @@ from ortet.integrations._shared.messages import (
 )
 from ortet.integrations._shared.session_pool import session_name
 from ortet.integrations.openai_agents.item_cache import item_cache_for, newest_messages
-from ortet.integrations.openai_agents.items import messages_of
+from ortet.integrations.openai_agents.items import Item, messages_of
 from ortet.journal.conversation.tool_calls import calls_of, results_of
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
-
-if TYPE_CHECKING:
-    from agents.items import TResponseInputItem
-
-
-# Runs calls of an event loop in one thread, in order and each to its end.
+from ortet.sessions.table import ARCHIVED, CLOSED
 
 T = TypeVar("T")
 
@@ -74,25 +66,25 @@ class SerialWorker:
         try:
             return await done
         except asyncio.CancelledError:
-            behind = asyncio.ensure_future(self.do(_noop))
-            while not behind.done():
+            later_call = asyncio.ensure_future(self.do(_noop))
+            while not later_call.done():
                 with suppress(asyncio.CancelledError):
-                    await asyncio.wait({behind})
+                    await asyncio.wait({later_call})
             raise
 
     def close(self) -> None:
         """Finish all calls and end the thread. The worker can be used again."""
         if self._worker_threads and self._pid == os.getpid():
-            queue = self._worker_threads.pop()
-            queue.close()
-            queue.thread.join()
+            worker_thread = self._worker_threads.pop()
+            worker_thread.close()
+            worker_thread.thread.join()
 
     def _put(self, job: _Job) -> None:
-        here = self._pid == os.getpid()  # A forked child has no threads.
-        if not (here and self._worker_threads and self._worker_threads[0].try_put(job)):
-            queue = _WorkerThread(job)
-            queue.thread.start()
-            self._worker_threads[:], self._pid = [queue], os.getpid()
+        is_same_process = self._pid == os.getpid()  # A forked child has no threads.
+        if not (is_same_process and self._worker_threads and self._worker_threads[0].try_put(job)):
+            worker_thread = _WorkerThread(job)
+            worker_thread.thread.start()
+            self._worker_threads[:], self._pid = [worker_thread], os.getpid()
 
 
 class _WorkerThread:
@@ -135,22 +127,22 @@ def _end(threads: list[_WorkerThread]) -> None:
 
     This takes no lock, because garbage collection may interrupt this thread anywhere.
     """
-    for one in threads:
-        one.jobs.put(None)
+    for worker_thread in threads:
+        worker_thread.jobs.put(None)
 
 
 def _work(worker: _WorkerThread) -> None:
     while (job := worker.next()) is not None:
         call, loop, done = job
-        given, failed = None, None
+        result, failure = None, None
         try:
-            given = call()
+            result = call()
         except BaseException as error:
-            failed = error
+            failure = error
         with suppress(RuntimeError):  # The loop was closed: nobody waits.
-            loop.call_soon_threadsafe(_set_outcome, done, given, failed)
+            loop.call_soon_threadsafe(_set_outcome, done, result, failure)
         # Keep no references while waiting for the next job: the call would keep its owner alive.
-        del job, call, loop, done, given, failed
+        del job, call, loop, done, result, failure
 
 
 def _set_outcome(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
@@ -167,146 +159,152 @@ def _noop() -> None: ...
 
 MAIN_BRANCH = "main"
 
+BRANCH_NOTE = "openai.branch"
+"""The note of a fork with its branch id and its session."""
+
 
 class OpenAIConversation:
-    """The four methods that the SDK calls.
+    """A conversation of the SDK and the branch on which it is: the parts of OrtetSession share it.
 
     Calls of one object run in the order in which they are made. Each call is done completely or not
     at all, also if the caller is cancelled. Other processes may use the same session between two
-    calls.
+    calls. All methods except `do` and `close` run in the worker thread.
+
+    Attributes:
+        session_id: the id that the SDK uses.
+        name: name of the Ortet session of the main branch.
+        branch: id of the current branch.
+        open_calls: tool calls added or popped here whose results may still follow.
     """
 
-    session_settings: SessionSettings | None = None
-
-    def __init__(
-        self,
-        session_id: str,
-        hub: Hub,
-        *,
-        agent: str = "default",
-        session_settings: SessionSettings | dict[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, session_id: str, hub: Hub, agent: str, options: dict[str, Any]) -> None:
         check_text(session_id=session_id)
         if not session_id:
             raise Invalid("bad_name", "session_id is empty: give the id of a conversation")
         self.session_id = session_id
-        self.session_settings = (
-            SessionSettings()
-            if session_settings is None
-            else coerce_session_settings(session_settings)
-        )
+        self.pool = get_session_pool(hub, agent)
+        self.name = session_name(session_id)
+        self.branch = MAIN_BRANCH
+        self.open_calls: set[str] = set()
+        self._current_name = self.name
         self._options = check_session_options(options)
-        self._pool = get_session_pool(hub, agent)
-        self._name = session_name(session_id)
-        self._branch = MAIN_BRANCH
-        self._open_calls: set[str] = set()  # tool calls added here whose results may still follow
         self._worker = SerialWorker()
 
-    @property
-    def name(self) -> str:
-        """The name of the Ortet session, for `ortet journal NAME` and `hub.get(NAME)`."""
-        return self._name
-
-    async def get_items(
-        self, limit: int | None = None, branch_id: str | None = None
-    ) -> list[TResponseInputItem]:
-        """Return the items in order, or exactly the `limit` latest ones.
-
-        The Runner counts the items and drops results without their calls itself. If the context was
-        compacted, the summary comes first.
-        """
-        most = resolve_session_limit(limit, self.session_settings)
-        found = await self._worker.do(lambda: self._items(most, branch_id))
-        return cast("list[TResponseInputItem]", found)
-
-    async def add_items(self, items: list[TResponseInputItem]) -> None:
-        """Append all items or none; they are on disk when this returns."""
-        if items:
-            given = list(items)
-            await self._worker.do(lambda: self._add(given))
-
-    async def pop_item(self) -> TResponseInputItem | None:
-        """Remove and return the latest item. It stays in the history; `ortet reflog` shows it."""
-        return cast("TResponseInputItem | None", await self._worker.do(self._pop))
-
-    async def clear_session(self) -> None:
-        """Clear the context. Facts, decisions and spending stay.
-
-        The messages stay in the journal; `s.dropped()` returns them.
-        """
-        await self._worker.do(self._clear)
+    async def do(self, call: Callable[[], T]) -> T:
+        """Run `call` in the worker thread, after all earlier calls."""
+        return await self._worker.do(call)
 
     def close(self) -> None:
-        """Release the session, so that another process can open it.
-
-        The object can be used again.
-        """
+        """Finish all calls and release the session."""
         self._worker.close()
-        self._pool.evict(self._session_name())
+        self.pool.evict(self._current_name)
 
-    # Synchronous bodies, run in the worker thread.
+    # Branches.
 
-    def _items(self, limit: int | None, branch: str | None) -> list[Any]:
-        name = self._session_name(branch)
-        ours = self._open_calls if name == self._session_name() else set[str]()
-        return self._read(lambda view: item_cache_for(view).items(view, limit, ours), name) or []
+    def session_name(self, branch: str | None = None) -> str:
+        """Return the name of the Ortet session of a branch, by default of the current one.
 
-    def _add(self, items: list[Any]) -> None:
+        Raises:
+            NotFound: "no_branch" if there is no such branch.
+        """
+        if branch is None or branch == self.branch:
+            return self._current_name
+        if branch == MAIN_BRANCH:
+            return self.name
+        check_text(branch_id=branch)
+        for name, id_ in self.forks():
+            if id_ == branch:
+                return name
+        raise NotFound(
+            "no_branch", f"there is no branch {branch!r}: list_branches() has those there are"
+        )
+
+    def switch(self, branch: str, name: str) -> None:
+        """Make a branch the current one; `name` is its Ortet session."""
+        self.branch, self._current_name = branch, name
+        self.open_calls = set()
+
+    def forks(self) -> list[tuple[str, str]]:
+        """Return the session name and branch id of each branch except main."""
+        branches = []
+        for name in self.pool.names(f"{self.name}/"):
+            with self.pool.reading(name) as view:
+                if view.status not in (CLOSED, ARCHIVED):
+                    branches.append((name, self._branch_id(view)))
+        return branches
+
+    def _branch_id(self, view: SessionReader) -> str:
+        note = view.notes().get(BRANCH_NOTE)
+        # A fork of this branch inherits the note, but is another session.
+        if isinstance(note, dict) and note.get("session") == view.id:
+            return str(note.get("id"))
+        return view.name.removeprefix(f"{self.name}/")
+
+    # Items.
+
+    def items(self, limit: int | None, branch: str | None) -> list[Item]:
+        """Return all items of a branch, or the latest ones."""
+        name = self.session_name(branch)
+        open_calls = self.open_calls if name == self._current_name else set[str]()
+        return (
+            self.read(lambda view: item_cache_for(view).items(view, limit, open_calls), name) or []
+        )
+
+    def add(self, items: list[Any]) -> None:
+        """Append all items or none to the current branch."""
         messages = messages_of(items)
-        writing = self._pool.writing(self._session_name(), **self._options)
+        writing = self.pool.writing(self._current_name, **self._options)
         with report_invalid_value("item", items), writing as session:
             if calling := session.state.core.calling:
-                known = {message.get("tool_call_id") for message in messages} | self._open_calls
+                known = {message.get("tool_call_id") for message in messages} | self.open_calls
                 if any(call.id not in known for call in calling):
                     session.close_tool_calls()  # They belong to a process that ended.
-            if self._name != self.session_id:
+            if self.name != self.session_id:
                 self._record_session_id(session)
             append_messages(session, messages)
-            self._open_calls = {call.id for call in session.state.core.calling}
+            self.open_calls = {call.id for call in session.state.core.calling}
 
     def _record_session_id(self, session: Session) -> None:
         """Record the session id of the SDK, if the session name does not equal it."""
         if session.state.core.events <= 1:
             session.record("openai.session", {"session_id": self.session_id})
 
-    def _pop(self) -> Any:
-        def pop(session: Session) -> Any:
+    def pop(self) -> Any:
+        """Remove and return the latest item of the current branch, or return None."""
+
+        def pop_from(session: Session) -> Any:
             for message, items in newest_messages(session):
                 if not items:
                     continue
-                self._open_calls.update(results_of(message))
-                self._open_calls.update(call.id for call in calls_of(message))
+                self.open_calls.update(results_of(message))
+                self.open_calls.update(call.id for call in calls_of(message))
                 replace_messages_from(session, message.seq, messages_of(items[:-1]))
                 return items[-1]
             return None
 
-        return self._write(pop)
+        return self.write(pop_from)
 
-    def _clear(self) -> None:
-        self._open_calls.clear()
-        self._write(clear_context)
+    def clear(self) -> None:
+        """Drop all items of the current branch from the context."""
+        self.open_calls.clear()
+        self.write(clear_context)
 
-    # Session names.
+    # Access to the session.
 
-    def _session_name(self, branch: str | None = None) -> str:
-        """Return the name of the Ortet session of a branch."""
-        del branch
-        return self._name
-
-    def _write(self, verb: Callable[[Session], T], name: str = "") -> T | None:
+    def write(self, verb: Callable[[Session], T], name: str = "") -> T | None:
         """Run `verb` on the session; return None if the session does not exist."""
         try:
-            with self._pool.writing(name or self._session_name(), create=False) as session:
+            with self.pool.writing(name or self._current_name, create=False) as session:
                 return verb(session)
         except NotFound as error:
             if error.kind != "no_session":
                 raise
             return None
 
-    def _read(self, verb: Callable[[SessionReader], T], name: str = "") -> T | None:
+    def read(self, verb: Callable[[SessionReader], T], name: str = "") -> T | None:
+        """Run `verb` on a view of the session; return None if the session does not exist."""
         try:
-            with self._pool.reading(name or self._session_name()) as view:
+            with self.pool.reading(name or self._current_name) as view:
                 return verb(view)
         except NotFound as error:
             if error.kind != "no_session":

@@ -1,104 +1,35 @@
-"""`OrtetSession`: a session of the OpenAI Agents SDK in an Ortet store; its branches are forks."""
+"""Sessions of the OpenAI Agents SDK in an Ortet store.
+
+`OrtetSession` and `OrtetCompactingSession` have only public methods. Their work is done by the
+conversation, its turns, its branches and the compactor.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from agents.memory.session_settings import SessionSettings
+from agents.memory.session_settings import (
+    SessionSettings,
+    coerce_session_settings,
+    resolve_session_limit,
+)
 
-from ortet._util.validation import CALLABLE, COUNT, POSITIVE_COUNT, check_text, optional, require
-from ortet.errors import Conflict, Invalid, NotFound
-from ortet.hub.hub import Hub, hub_of
-from ortet.integrations._shared.messages import clear_context, replace_messages_from
-from ortet.integrations._shared.session_pool import session_name
-from ortet.integrations.openai_agents.conversation import MAIN_BRANCH
-from ortet.integrations.openai_agents.item_cache import item_cache_for
-from ortet.integrations.openai_agents.items import Item, is_user, messages_of
-from ortet.integrations.openai_agents.turns import TurnTrackingConversation
+from ortet._util.validation import CALLABLE, COUNT, POSITIVE_COUNT, optional, require
+from ortet.hub.hub import Hub
+from ortet.integrations.openai_agents.branches import ConversationBranches
+from ortet.integrations.openai_agents.compaction import LocalCompactor, compaction_snapshot
+from ortet.integrations.openai_agents.conversation import MAIN_BRANCH, OpenAIConversation
+from ortet.integrations.openai_agents.turns import ConversationTurns
 from ortet.journal.conversation.compaction import Summarise
-from ortet.sessions.history.forking import NamedForks, fork_named
-from ortet.sessions.history.rewind import commit_at
-from ortet.sessions.reader import SessionReader
-from ortet.sessions.recollect import last_compaction
-from ortet.sessions.session import Session
-from ortet.sessions.table import ARCHIVED, CLOSED
-from ortet.store.sweep_retry import run_with_sweep_retry
 
 if TYPE_CHECKING:
     from agents import RunContextWrapper
+    from agents.items import TResponseInputItem
     from agents.memory.session import OpenAIResponsesCompactionArgs, _CompactionSnapshot
+    from agents.result import RunResultBase
 
 
-# Replaces the last items of a conversation in one write, for the SDK's own compaction.
-#
-# The SDK asks OpenAI's service for the compacted items.
-
-SeqItem = tuple[int, Item]
-"""An item with the event of its message."""
-
-
-class CompactableConversation(TurnTrackingConversation):
-    """The part of OrtetSession that OpenAIResponsesCompactionSession uses if present."""
-
-    async def _get_compaction_snapshot(self, limit: int, **_: Any) -> _CompactionSnapshot | None:
-        """Return the latest items, with a function that replaces some of them.
-
-        The function replaces nothing and returns False if the conversation changed since. Return
-        None if a summary of ours is in context: the SDK then replaces everything.
-        """
-        from agents.memory.session import _CompactionSnapshot
-
-        require(POSITIVE_COUNT, limit=limit)
-        found = await self._worker.do(lambda: self._read(self._stored_items))
-        if found is None:
-            return None
-        timeline, placed = found
-        latest, complete = placed[-limit:], len(placed) <= limit
-
-        async def replace(start: int, output: list[Any]) -> bool:
-            expected = latest[start:]
-            whole = complete and start == 0
-
-            def write(session: Session) -> bool:
-                now = self._stored_items(session)
-                if not expected or now is None or now[0] != timeline:
-                    return False
-                if now[1][-len(expected) :] != expected or (whole and len(now[1]) != len(placed)):
-                    return False
-                return _replace_tail(session, now[1], len(expected), list(output), all_items=whole)
-
-            return bool(await self._worker.do(lambda: self._write(write)))
-
-        return _CompactionSnapshot([item for _, item in latest], complete, replace)  # type: ignore[misc]
-
-    def _stored_items(self, view: SessionReader) -> tuple[str, list[SeqItem]] | None:
-        past = last_compaction(view)
-        if past is not None and (past.summary or past.rules):
-            return None
-        placed = [(one.seq, one.item) for one in item_cache_for(view).stored_items(view)]
-        return view.event_log.timeline, placed
-
-
-def _replace_tail(
-    session: Session, stored: Sequence[SeqItem], count: int, output: list[Any], *, all_items: bool
-) -> bool:
-    if all_items:
-        return clear_context(session, messages_of(output))
-    at = len(stored) - count
-    seq = stored[at][0]
-    kept = [item for other, item in stored[:at] if other == seq]  # items of the same message
-    replace_messages_from(session, seq, messages_of([*kept, *output]))
-    return True
-
-
-_NOTE = "openai.branch"
-"""The note of a fork with its branch id and its session."""
-_MAX_NAME_ATTEMPTS = 1000
-
-
-class OrtetSession(CompactableConversation):
+class OrtetSession:
     """A session for `Runner.run(…, session=…)`.
 
     The Ortet session has the same name. If the id is not a valid name, the name ends in a hash of
@@ -107,14 +38,17 @@ class OrtetSession(CompactableConversation):
     Branches work as in AdvancedSQLiteSession, but nothing is copied. A branch is a fork whose
     timeline starts before the turn that it branches from.
 
-    Args:
-        session_id: the id of the conversation.
-        hub: the open store.
-        agent: the agent that owns the session.
-        branch: the branch to start on.
-        session_settings: settings of the SDK.
-        options: options of `hub.session` for a new session, such as goal, budget and profile.
+    Calls of one object run in the order in which they are made. Each call is done completely or not
+    at all, also if the caller is cancelled. Other processes may use the same session between two
+    calls.
+
+    Example:
+        hub = ortet.open("chats")
+        session = OrtetSession("chat-1", hub, budget={"tokens": 10_000})
+        result = await Runner.run(agent, "Hello", session=session)
     """
+
+    session_settings: SessionSettings | None = None
 
     def __init__(
         self,
@@ -126,200 +60,220 @@ class OrtetSession(CompactableConversation):
         session_settings: SessionSettings | dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(session_id, hub, agent=agent, session_settings=session_settings, **options)
-        self._current_name = self._name
+        """Prepare a session. The Ortet session is created with the first item.
+
+        Args:
+            session_id: Id of the conversation.
+            hub: The open store.
+            agent: Agent that owns the session.
+            branch: Branch to start on.
+            session_settings: Settings of the SDK.
+            options: Options of `hub.session` for a new session, such as goal, budget and profile.
+
+        Raises:
+            Invalid: If the id is empty, or an option is not one of `hub.session`.
+            NotFound: "no_branch", if there is no such branch.
+        """
+        conversation = OpenAIConversation(session_id, hub, agent, options)
+        self._conversation = conversation
+        self._turns = ConversationTurns(conversation)
+        self._branches = ConversationBranches(conversation, self._turns)
+        self.session_id = session_id
+        self.session_settings = (
+            SessionSettings()
+            if session_settings is None
+            else coerce_session_settings(session_settings)
+        )
         if branch != MAIN_BRANCH:
-            self._current_name = self._session_name(branch)
-            self._branch = branch
+            conversation.switch(branch, conversation.session_name(branch))
+
+    @property
+    def name(self) -> str:
+        """The name of the Ortet session, for `ortet journal NAME` and `hub.get(NAME)`."""
+        return self._conversation.name
 
     @property
     def branch(self) -> str:
         """The id of the current branch."""
-        return self._branch
+        return self._conversation.branch
+
+    # The four methods that the SDK calls.
+
+    async def get_items(
+        self, limit: int | None = None, branch_id: str | None = None
+    ) -> list[TResponseInputItem]:
+        """Return the items in order, or exactly the latest ones.
+
+        The Runner counts the items and drops results without their calls itself. If the context was
+        compacted, the summary comes first.
+
+        Args:
+            limit: Number of items. The default comes from the session settings.
+            branch_id: Branch to read; by default the current one.
+
+        Raises:
+            NotFound: "no_branch", if there is no such branch.
+        """
+        conversation = self._conversation
+        resolved_limit = resolve_session_limit(limit, self.session_settings)
+        items = await conversation.do(lambda: conversation.items(resolved_limit, branch_id))
+        return cast("list[TResponseInputItem]", items)
+
+    async def add_items(self, items: list[TResponseInputItem]) -> None:
+        """Append all items or none; they are on disk when this returns.
+
+        Args:
+            items: Items of the Responses API.
+
+        Raises:
+            Invalid: "not_json", if JSON cannot represent an item. The message names the place.
+        """
+        if items:
+            copied_items = list(items)
+            await self._conversation.do(lambda: self._conversation.add(copied_items))
+
+    async def pop_item(self) -> TResponseInputItem | None:
+        """Remove and return the latest item. It stays in the history; `ortet reflog` shows it.
+
+        Returns:
+            The item, or None if there is no item.
+        """
+        item = await self._conversation.do(self._conversation.pop)
+        return cast("TResponseInputItem | None", item)
+
+    async def clear_session(self) -> None:
+        """Clear the context and switch to main. Facts, decisions and spending stay.
+
+        All branches that `create_branch_from_turn` made are closed. The messages stay in the
+        journal; `s.dropped()` returns them.
+        """
+        await self._branches.clear_session()
+
+    def close(self) -> None:
+        """Release the session, so that another process can open it.
+
+        The object can be used again.
+        """
+        self._conversation.close()
+
+    # Branches.
 
     async def create_branch_from_turn(
         self, turn_number: int, branch_name: str | None = None
     ) -> str:
-        """Create a branch that starts before a turn, switch to it and return its id.
+        """Create a branch that starts before a turn, and switch to it.
+
+        Args:
+            turn_number: Number of the turn; the first is 1.
+            branch_name: Id of the branch. The default is made from the number of the turn.
+
+        Returns:
+            The id of the branch.
 
         Raises:
-            NotFound: "no_turn" if there is no such turn.
-            Conflict: "name_taken" if a branch of that name exists or existed.
+            NotFound: "no_turn", if there is no such turn.
+            Conflict: "name_taken", if a branch of that name exists or existed.
         """
-        require(POSITIVE_COUNT, turn_number=turn_number)
-        optional(_NAME, branch_name=branch_name)
-        return await self._worker.do(lambda: self._create_branch(turn_number, branch_name))
+        return await self._branches.create_from_turn(turn_number, branch_name)
 
     async def create_branch_from_content(
         self, search_term: str, branch_name: str | None = None
     ) -> str:
         """Create a branch before the first turn whose user message contains `search_term`.
 
-        See `create_branch_from_turn`.
+        Args:
+            search_term: Text to find, in any case of letters.
+            branch_name: Id of the branch.
+
+        Returns:
+            The id of the branch.
+
+        Raises:
+            NotFound: "no_turn", if no user message contains the text.
+            Conflict: "name_taken", if a branch of that name exists or existed.
         """
-        turns = await self.find_turns_by_content(search_term)
-        if not turns:
-            raise NotFound("no_turn", f"no user said {search_term!r}: get_conversation_turns()")
-        return await self.create_branch_from_turn(turns[0]["turn"], branch_name)
+        return await self._branches.create_from_content(search_term, branch_name)
 
     async def switch_to_branch(self, branch_id: str) -> None:
         """Switch to a branch.
 
         Raises:
-            NotFound: "no_branch" if it does not exist.
+            NotFound: "no_branch", if there is no such branch.
         """
-        await self._worker.do(lambda: self._switch(branch_id))
+        await self._branches.switch(branch_id)
 
     async def delete_branch(self, branch_id: str, force: bool = False) -> None:
-        """Close a branch.
+        """Close a branch. Its name stays taken, and `hub.get` still reads it.
 
-        Its name stays taken, and `hub.get` still reads it. Closing the current branch needs
-        `force`, which switches to main.
+        Args:
+            branch_id: The branch; main cannot be deleted.
+            force: Also close the current branch, and switch to main.
+
+        Raises:
+            NotFound: "no_branch", if there is no such branch.
+            Conflict: "current_branch", if it is the current branch and `force` is False.
+            Invalid: "bad_branch", if it is main.
         """
-        await self._worker.do(lambda: self._delete(branch_id, force))
+        await self._branches.delete(branch_id, force)
 
     async def list_branches(self) -> list[dict[str, Any]]:
         """Return all branches with their message counts, including forks made by other means."""
-        return await self._worker.do(self._list)
+        return await self._branches.list_branches()
 
-    # Synchronous bodies, run in the worker thread.
+    # Turns and usage.
 
-    def _session_name(self, branch: str | None = None) -> str:
-        if branch is None or branch == self._branch:
-            return self._current_name if self._branch != MAIN_BRANCH else self._name
-        if branch == MAIN_BRANCH:
-            return self._name
-        check_text(branch_id=branch)
-        for name, id_ in self._forks():
-            if id_ == branch:
-                return name
-        raise NotFound(
-            "no_branch", f"there is no branch {branch!r}: list_branches() has those there are"
-        )
+    async def store_run_usage(self, result: RunResultBase) -> None:
+        """Record what a run used and charge it to the session's budget, for the current turn.
 
-    def _all_names(self) -> list[str]:
-        return [self._name, *(name for name, _ in self._forks())]
+        If a run is reported again, also after it was resumed, only the difference is charged.
 
-    def _forks(self) -> list[tuple[str, str]]:
-        """Return the session name and branch id of each branch except main."""
-        found = []
-        for name in self._pool.names(f"{self._name}/"):
-            with self._pool.reading(name) as view:
-                if view.status not in (CLOSED, ARCHIVED):
-                    found.append((name, self._id_of(view)))
-        return found
+        Args:
+            result: What `Runner.run` returned.
 
-    def _id_of(self, view: SessionReader) -> str:
-        told = view.notes().get(_NOTE)
-        if isinstance(told, dict) and told.get("session") == view.id:
-            return str(told.get("id"))
-        return view.name.removeprefix(f"{self._name}/")
-
-    def _create_branch(self, number: int, branch_name: str | None) -> str:
-        base = branch_name or f"branch_from_turn_{number}"
-        with self._pool.writing(self._session_name(), create=False) as session:
-            turn = self._turn(session, number)
-            id_, fork = self._branch_off(
-                session, turn.seq - 1, base, exact_name=branch_name is not None
-            )
-            fork.note(_NOTE, {"id": id_, "session": fork.id})
-            name = fork.name
-        self._branch, self._current_name = id_, name
-        self._open_calls = set()
-        return id_
-
-    def _branch_off(
-        self, session: Session, seq: int, base: str, *, exact_name: bool
-    ) -> tuple[str, Session]:
-        def make() -> tuple[str, Session]:
-            with session.store.writing():
-                session.commit("before a branch")
-                point = commit_at(session._sessions, session.row, session.event_log, seq)
-                return self._fork(session, point, base, exact_name=exact_name)
-
-        return run_with_sweep_retry(hub_of(session).store, make)
-
-    def _fork(
-        self, session: Session, point: Any, base: str, *, exact_name: bool
-    ) -> tuple[str, Session]:
-        used = {name.rpartition("/")[2] for name in self._pool.names(f"{self._name}/")}
-        for number in range(1, _MAX_NAME_ATTEMPTS):
-            id_ = base if number == 1 else f"{base}_{number}"
-            tail = session_name(id_)
-            if tail not in used and id_ != MAIN_BRANCH:
-                named = NamedForks((tail,), lambda _: ())
-                (fork,) = fork_named(session._sessions, session, point, named)
-                return id_, fork
-            if exact_name:
-                break
-        raise Conflict(
-            "name_taken", f"there is or was a branch {base!r} already: give another name"
-        )
-
-    def _switch(self, branch: str) -> None:
-        name = self._session_name(branch)
-        self._branch, self._current_name = branch, name
-        self._open_calls = set()
-
-    def _delete(self, branch: str, force: bool) -> None:
-        if branch == MAIN_BRANCH:
-            raise Invalid("bad_branch", "main stays: clear_session() begins anew")
-        name = self._session_name(branch)
-        if branch == self._branch:
-            if not force:
-                raise Conflict(
-                    "current_branch",
-                    f"{branch!r} is the current branch: switch to another, or give force=True",
-                )
-            self._switch(MAIN_BRANCH)
-        self._close(name)
-
-    def _close(self, name: str) -> None:
-        with self._pool.writing(name, create=False) as session:
-            session.close("branch deleted")
-
-    def _list(self) -> list[dict[str, Any]]:
-        found = []
-        for name, id_ in [(self._name, MAIN_BRANCH), *self._forks()]:
-            told = self._read(lambda view, id_=id_: self._branch_summary(view, id_), name)  # type: ignore[misc]
-            found += [told] if told is not None else []
-        return sorted(found, key=lambda one: str(one["created_at"]))
-
-    def _branch_summary(self, view: SessionReader, id_: str) -> dict[str, Any]:
-        items = [one.item for one in item_cache_for(view).stored_items(view)]
-        return {
-            "branch_id": id_,
-            "message_count": len(items),
-            "user_turns": sum(map(is_user, items)),
-            "is_current": id_ == self._branch,
-            "created_at": datetime.fromtimestamp(view.row.created / 1e9, UTC).isoformat(),
-            "session": view.name,
-        }
-
-    def _clear(self) -> None:
-        """Clear the context and close all branches that were made here.
-
-        The SDK's own sessions do the same.
+        Raises:
+            Refused: "budget_spent", if a limit is exceeded. The usage is recorded and the session
+                is paused.
         """
-        for name, _ in self._forks():
-            if self._read(lambda view: bool(view.notes().get(_NOTE)), name):
-                self._close(name)
-        self._branch, self._current_name = MAIN_BRANCH, self._name
-        self._open_calls.clear()
-        self._write(clear_context)
+        await self._turns.store_run_usage(result)
+
+    async def get_turn_usage(
+        self, user_turn_number: int | None = None, branch_id: str | None = None
+    ) -> list[dict[str, Any]] | dict[str, Any]:
+        """Return the usage of one turn ({} if unknown), or of all turns."""
+        return await self._turns.get_turn_usage(user_turn_number, branch_id)
+
+    async def get_session_usage(self, branch_id: str | None = None) -> dict[str, int] | None:
+        """Return the usage of a branch, or of all branches; None if nothing is known."""
+        return await self._turns.get_session_usage(branch_id)
+
+    async def get_conversation_turns(self, branch_id: str | None = None) -> list[dict[str, Any]]:
+        """Return the user messages by turn."""
+        return await self._turns.get_conversation_turns(branch_id)
+
+    async def find_turns_by_content(
+        self, search_term: str, branch_id: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the turns whose user message contains the text, ignoring case."""
+        return await self._turns.find_turns_by_content(search_term, branch_id)
+
+    async def get_conversation_by_turns(
+        self, branch_id: str | None = None
+    ) -> dict[int, list[dict[str, str | None]]]:
+        """Return the item types of each turn."""
+        return await self._turns.get_conversation_by_turns(branch_id)
+
+    async def get_tool_usage(self, branch_id: str | None = None) -> list[tuple[str, int, int]]:
+        """Return tuples of tool name, number of calls and turn."""
+        return await self._turns.get_tool_usage(branch_id)
+
+    # OpenAIResponsesCompactionSession calls this method if a session has it.
+
+    async def _get_compaction_snapshot(self, limit: int, **_: Any) -> _CompactionSnapshot | None:
+        return await compaction_snapshot(self._conversation, limit)
 
 
-_NAME = POSITIVE_COUNT._replace(
-    description="a name, as text",
-    accepts=lambda value: isinstance(value, str) and bool(value.strip()),
-)
-
-
-# An OpenAI Agents session that compacts its context locally, without a service.
-
-
-class OrtetCompactingSession(OrtetSession):
-    """A session that compacts its context after a turn.
+class OrtetCompactingSession:
+    """An OrtetSession that compacts its context after a turn, without a service.
 
     If more than `above` messages are in context, all but the last `keep_last` are replaced by a
     summary. A tool call is never separated from its result. `s.dropped()` returns the dropped
@@ -328,13 +282,9 @@ class OrtetCompactingSession(OrtetSession):
     To compact with OpenAI's service, wrap an OrtetSession in the SDK's
     OpenAIResponsesCompactionSession instead.
 
-    Args:
-        session_id: the id of the conversation.
-        hub: the open store.
-        above: number of messages above which the context is compacted.
-        keep_last: number of messages that stay.
-        summarise: returns the summary of messages; by default an extract is made.
-        options: further options of OrtetSession.
+    Example:
+        session = OrtetCompactingSession("chat-1", hub, above=40, keep_last=20)
+        result = await Runner.run(agent, "Hello", session=session)
     """
 
     def __init__(
@@ -347,11 +297,49 @@ class OrtetCompactingSession(OrtetSession):
         summarise: Summarise | None = None,
         **options: Any,
     ) -> None:
+        """Prepare a session. The Ortet session is created with the first item.
+
+        Args:
+            session_id: Id of the conversation.
+            hub: The open store.
+            above: Number of messages above which the context is compacted.
+            keep_last: Number of messages that stay.
+            summarise: Returns the summary of messages; by default an extract is made.
+            options: Further arguments of OrtetSession.
+
+        Raises:
+            Invalid: If an argument is not valid.
+            NotFound: "no_branch", if there is no such branch.
+        """
         require(POSITIVE_COUNT, above=above)
         require(COUNT, keep_last=keep_last)
         optional(CALLABLE, summarise=summarise)
-        super().__init__(session_id, hub, **options)
-        self._max_messages, self._keep_last, self._summarise = above, keep_last, summarise
+        # The SDK compacts every session that has `run_compaction`, so OrtetSession has none.
+        self._session = OrtetSession(session_id, hub, **options)
+        self._conversation = self._session._conversation
+        self._compactor = LocalCompactor(
+            self._conversation, above=above, keep_last=keep_last, summarise=summarise
+        )
+        self.session_id = session_id
+
+    @property
+    def session_settings(self) -> SessionSettings | None:
+        """The settings of the SDK."""
+        return self._session.session_settings
+
+    @session_settings.setter
+    def session_settings(self, settings: SessionSettings | None) -> None:
+        self._session.session_settings = settings
+
+    @property
+    def name(self) -> str:
+        """The name of the Ortet session, for `ortet journal NAME` and `hub.get(NAME)`."""
+        return self._session.name
+
+    @property
+    def branch(self) -> str:
+        """The id of the current branch."""
+        return self._session.branch
 
     async def run_compaction(
         self,
@@ -361,19 +349,99 @@ class OrtetCompactingSession(OrtetSession):
     ) -> None:
         """Compact the context; the Runner calls this after each turn.
 
-        `{"force": True}` compacts regardless of the number of messages.
+        Args:
+            args: `{"force": True}` compacts regardless of the number of messages.
+            wrapper: The context of the run, which is not used.
         """
         del wrapper
         force = bool(args and args.get("force"))
-        await self._worker.do(lambda: self._compact(force))
+        await self._conversation.do(lambda: self._compactor.compact(force=force))
 
-    def _add(self, items: list[Any]) -> None:
-        super()._add(items)
-        if not self._open_calls:
-            # The SDK calls run_compaction only for responses that have an id from a service.
-            self._compact(force=False)
+    async def get_items(
+        self, limit: int | None = None, branch_id: str | None = None
+    ) -> list[TResponseInputItem]:
+        """Return the items in order, or exactly the latest ones: see `OrtetSession.get_items`."""
+        return await self._session.get_items(limit, branch_id)
 
-    def _compact(self, force: bool) -> None:
-        with self._pool.writing(self._session_name(), create=False) as session:
-            if force or len(session.messages(last=self._max_messages + 1)) > self._max_messages:
-                session.compact(self._keep_last, self._summarise)
+    async def add_items(self, items: list[TResponseInputItem]) -> None:
+        """Append all items or none, and compact the context if it is too long.
+
+        Args:
+            items: Items of the Responses API.
+
+        Raises:
+            Invalid: "not_json", if JSON cannot represent an item. The message names the place.
+        """
+        if items:
+            copied_items = list(items)
+            await self._conversation.do(lambda: self._compactor.add(copied_items))
+
+    async def pop_item(self) -> TResponseInputItem | None:
+        """Remove and return the latest item: see `OrtetSession.pop_item`."""
+        return await self._session.pop_item()
+
+    async def clear_session(self) -> None:
+        """Clear the context and switch to main: see `OrtetSession.clear_session`."""
+        await self._session.clear_session()
+
+    def close(self) -> None:
+        """Release the session, so that another process can open it."""
+        self._session.close()
+
+    async def create_branch_from_turn(
+        self, turn_number: int, branch_name: str | None = None
+    ) -> str:
+        """Create a branch before a turn: see `OrtetSession.create_branch_from_turn`."""
+        return await self._session.create_branch_from_turn(turn_number, branch_name)
+
+    async def create_branch_from_content(
+        self, search_term: str, branch_name: str | None = None
+    ) -> str:
+        """Create a branch before a found turn: see `OrtetSession.create_branch_from_content`."""
+        return await self._session.create_branch_from_content(search_term, branch_name)
+
+    async def switch_to_branch(self, branch_id: str) -> None:
+        """Switch to a branch: see `OrtetSession.switch_to_branch`."""
+        await self._session.switch_to_branch(branch_id)
+
+    async def delete_branch(self, branch_id: str, force: bool = False) -> None:
+        """Close a branch: see `OrtetSession.delete_branch`."""
+        await self._session.delete_branch(branch_id, force)
+
+    async def list_branches(self) -> list[dict[str, Any]]:
+        """Return all branches with their message counts, including forks made by other means."""
+        return await self._session.list_branches()
+
+    async def store_run_usage(self, result: RunResultBase) -> None:
+        """Record what a run used: see `OrtetSession.store_run_usage`."""
+        await self._session.store_run_usage(result)
+
+    async def get_turn_usage(
+        self, user_turn_number: int | None = None, branch_id: str | None = None
+    ) -> list[dict[str, Any]] | dict[str, Any]:
+        """Return the usage of one turn ({} if unknown), or of all turns."""
+        return await self._session.get_turn_usage(user_turn_number, branch_id)
+
+    async def get_session_usage(self, branch_id: str | None = None) -> dict[str, int] | None:
+        """Return the usage of a branch, or of all branches; None if nothing is known."""
+        return await self._session.get_session_usage(branch_id)
+
+    async def get_conversation_turns(self, branch_id: str | None = None) -> list[dict[str, Any]]:
+        """Return the user messages by turn."""
+        return await self._session.get_conversation_turns(branch_id)
+
+    async def find_turns_by_content(
+        self, search_term: str, branch_id: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the turns whose user message contains the text, ignoring case."""
+        return await self._session.find_turns_by_content(search_term, branch_id)
+
+    async def get_conversation_by_turns(
+        self, branch_id: str | None = None
+    ) -> dict[int, list[dict[str, str | None]]]:
+        """Return the item types of each turn."""
+        return await self._session.get_conversation_by_turns(branch_id)
+
+    async def get_tool_usage(self, branch_id: str | None = None) -> list[tuple[str, int, int]]:
+        """Return tuples of tool name, number of calls and turn."""
+        return await self._session.get_tool_usage(branch_id)

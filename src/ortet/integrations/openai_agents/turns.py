@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from agents.result import RunResultBase
 from agents.usage import Usage
@@ -20,6 +21,8 @@ from ortet.journal.conversation.text import clip
 from ortet.journal.events import Event
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
+
+T = TypeVar("T")
 
 _COUNTS = ("requests", "input_tokens", "output_tokens", "total_tokens")
 _DETAILS = ("input_tokens_details", "output_tokens_details")
@@ -36,7 +39,7 @@ _CALLS = (
     "mcp_approval_request",
     "apply_patch_call",
 )
-_PREVIEW = 100
+_PREVIEW_CHARACTERS = 100
 
 
 class ConversationTurn(NamedTuple):
@@ -52,62 +55,53 @@ class ConversationTurn(NamedTuple):
     items: list[Item]
 
 
-class TurnTrackingConversation(OpenAIConversation):
-    """The part of OrtetSession that reports turns and usage."""
+class ConversationTurns:
+    """Reports the turns of a conversation and what each used.
+
+    The asynchronous methods are those of OrtetSession, which documents them.
+    """
+
+    def __init__(self, conversation: OpenAIConversation) -> None:
+        self._conversation = conversation
 
     async def store_run_usage(self, result: RunResultBase) -> None:
-        """Record what a run used and charge it to the session's budget, for the current turn.
-
-        If a run is reported again, also after it was resumed, only the difference is charged.
-
-        Raises:
-            Refused: "budget_spent" if a limit is exceeded. The usage is recorded and the session is
-                paused.
-        """
         usage, model = result.context_wrapper.usage, _model_of(result)
         if usage is not None:
-            await self._worker.do(
-                lambda: self._write(lambda session: self._record_usage(session, usage, model))
+            conversation = self._conversation
+            await conversation.do(
+                lambda: conversation.write(
+                    lambda session: self._record_usage(session, usage, model)
+                )
             )
 
     async def get_turn_usage(
         self, user_turn_number: int | None = None, branch_id: str | None = None
     ) -> list[dict[str, Any]] | dict[str, Any]:
-        """Return the usage of one turn ({} if unknown), or of all turns."""
-        found = (
-            await self._worker.do(
-                lambda: self._read(self._usage_by_turn, self._session_name(branch_id))
-            )
-            or {}
-        )
+        usage = await self._on_branch(branch_id, self._usage_by_turn) or {}
         if user_turn_number is not None:
-            return found.get(user_turn_number, {})
-        return [{"user_turn_number": number, **used} for number, used in sorted(found.items())]
+            return usage.get(user_turn_number, {})
+        return [{"user_turn_number": number, **used} for number, used in sorted(usage.items())]
 
     async def get_session_usage(self, branch_id: str | None = None) -> dict[str, int] | None:
-        """Return the usage of a branch, or of all branches; None if nothing is known."""
-        return await self._worker.do(lambda: self._usage(branch_id))
+        return await self._conversation.do(lambda: self._usage(branch_id))
 
     async def get_conversation_turns(self, branch_id: str | None = None) -> list[dict[str, Any]]:
-        """Return the user messages by turn."""
         return [_turn_summary(turn) for turn in await self._turns(branch_id) if turn.seq]
 
     async def find_turns_by_content(
         self, search_term: str, branch_id: str | None = None
     ) -> list[dict[str, Any]]:
-        """Return the turns whose user message contains the text, ignoring case."""
         check_text(search_term=search_term)
-        looked = re.compile(re.escape(search_term), re.IGNORECASE)
+        pattern = re.compile(re.escape(search_term), re.IGNORECASE)
         return [
             _turn_summary(turn)
             for turn in await self._turns(branch_id)
-            if turn.seq and any(looked.search(text) for text in _texts(turn.content))
+            if turn.seq and any(pattern.search(text) for text in _texts(turn.content))
         ]
 
     async def get_conversation_by_turns(
         self, branch_id: str | None = None
     ) -> dict[int, list[dict[str, str | None]]]:
-        """Return the item types of each turn."""
         turns = await self._turns(branch_id)
         return {
             turn.number: [{"type": _type(item), "tool_name": _tool(item)} for item in turn.items]
@@ -115,18 +109,20 @@ class TurnTrackingConversation(OpenAIConversation):
         }
 
     async def get_tool_usage(self, branch_id: str | None = None) -> list[tuple[str, int, int]]:
-        """Return tuples of tool name, number of calls and turn."""
-        found: list[tuple[str, int, int]] = []
+        tool_usage: list[tuple[str, int, int]] = []
         for turn in await self._turns(branch_id):
             called = (_tool(item) for item in turn.items if item.get("type") in _CALLS)
             counts = Counter(name for name in called if name)
-            found += [(name, count, turn.number) for name, count in sorted(counts.items())]
-        return found
+            tool_usage += [(name, count, turn.number) for name, count in sorted(counts.items())]
+        return tool_usage
 
     async def _turns(self, branch: str | None) -> list[ConversationTurn]:
-        return (
-            await self._worker.do(lambda: self._read(self._turns_of, self._session_name(branch)))
-            or []
+        return await self._on_branch(branch, self.turns_of) or []
+
+    async def _on_branch(self, branch: str | None, read: Callable[[SessionReader], T]) -> T | None:
+        conversation = self._conversation
+        return await conversation.do(
+            lambda: conversation.read(read, conversation.session_name(branch))
         )
 
     # Synchronous bodies, run in the worker thread.
@@ -134,20 +130,21 @@ class TurnTrackingConversation(OpenAIConversation):
     def _record_usage(self, session: Session, usage: Usage, model: str) -> None:
         newest = newest_messages(session)
         seq = next((message.seq for message, items in newest if any(map(is_user, items))), 0)
-        known = _turn_usage(session, seq)
-        now = {
+        recorded = _turn_usage(session, seq)
+        total = {
             **{key: int(getattr(usage, key) or 0) for key in _COUNTS},
             **{key: _dump_details(getattr(usage, key)) for key in _DETAILS},
         }
-        before = {key: known.get(key, 0) for key in _COUNTS}
-        if any(now[key] < before[key] for key in _COUNTS):  # another run in the same turn
+        before = {key: recorded.get(key, 0) for key in _COUNTS}
+        if any(total[key] < before[key] for key in _COUNTS):  # another run in the same turn
             for key in _COUNTS:
-                now[key] += before[key]
-        more = {key: now[key] - before[key] for key in _COUNTS}
-        if any(more.values()) or not known:
-            session.model_call("openai", model, {"turn": seq, "used": now}, more)
+                total[key] += before[key]
+        increase = {key: total[key] - before[key] for key in _COUNTS}
+        if any(increase.values()) or not recorded:
+            session.model_call("openai", model, {"turn": seq, "used": total}, increase)
 
-    def _turns_of(self, view: SessionReader) -> list[ConversationTurn]:
+    def turns_of(self, view: SessionReader) -> list[ConversationTurn]:
+        """Return all turns of a session."""
         turns: list[ConversationTurn] = []
         for seq, time, item in item_cache_for(view).stored_items(view):
             new = is_user(item)
@@ -158,8 +155,13 @@ class TurnTrackingConversation(OpenAIConversation):
             turns[-1].items.append(item)
         return turns
 
-    def _turn(self, view: SessionReader, number: int) -> ConversationTurn:
-        for turn in self._turns_of(view):
+    def turn(self, view: SessionReader, number: int) -> ConversationTurn:
+        """Return a turn by its number.
+
+        Raises:
+            NotFound: "no_turn" if there is no such turn.
+        """
+        for turn in self.turns_of(view):
             if turn.seq and turn.number == number:
                 return turn
         raise NotFound(
@@ -168,34 +170,34 @@ class TurnTrackingConversation(OpenAIConversation):
 
     def _usage_by_turn(self, view: SessionReader) -> dict[int, dict[str, Any]]:
         used = {seq: usage for (_, seq), usage in _usage_by_turn_event(view).items()}
-        return {t.number: used[t.seq] for t in self._turns_of(view) if t.seq in used}
+        return {t.number: used[t.seq] for t in self.turns_of(view) if t.seq in used}
 
     def _usage(self, branch: str | None) -> dict[str, int] | None:
-        found: dict[tuple[str, int], dict[str, Any]] = {}
-        for name in self._all_names() if branch is None else [self._session_name(branch)]:
-            found |= self._read(_usage_by_turn_event, name) or {}
-        if not found:
+        conversation = self._conversation
+        names = [conversation.session_name(branch)]
+        if branch is None:
+            names = [conversation.name, *(name for name, _ in conversation.forks())]
+        usage: dict[tuple[str, int], dict[str, Any]] = {}
+        for name in names:
+            usage |= conversation.read(_usage_by_turn_event, name) or {}
+        if not usage:
             return None
-        total = {key: sum(used[key] for used in found.values()) for key in _COUNTS}
-        return {**total, "total_turns": len(found)}
-
-    def _all_names(self) -> list[str]:
-        """Return the session names of all branches."""
-        return [self._name]
+        total = {key: sum(used[key] for used in usage.values()) for key in _COUNTS}
+        return {**total, "total_turns": len(usage)}
 
 
 def _turn_usage(view: SessionReader, seq: int) -> dict[str, Any]:
     """Return the usage recorded for a turn so far."""
-    found = [e.data["params"] for e in _model_events(view, seq)]
-    return next((told["used"] for told in reversed(found) if told["turn"] == seq), {})
+    records = [event.data["params"] for event in _model_events(view, seq)]
+    return next((record["used"] for record in reversed(records) if record["turn"] == seq), {})
 
 
 def _usage_by_turn_event(view: SessionReader) -> dict[tuple[str, int], dict[str, Any]]:
     """Return usage by timeline and event of the turn: branches share their common history."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    usage: dict[tuple[str, int], dict[str, Any]] = {}
     for event in _model_events(view):
-        found[event.timeline, event.data["params"]["turn"]] = event.data["params"]["used"]
-    return found
+        usage[event.timeline, event.data["params"]["turn"]] = event.data["params"]["used"]
+    return usage
 
 
 def _model_events(view: SessionReader, after: int = 0) -> list[Event]:
@@ -218,10 +220,10 @@ def _dump_details(details: Any) -> Any:
 
 
 def _turn_summary(turn: ConversationTurn) -> dict[str, Any]:
-    said = turn.content if isinstance(turn.content, str) else to_json(turn.content)
+    text = turn.content if isinstance(turn.content, str) else to_json(turn.content)
     return {
         "turn": turn.number,
-        "content": clip(said, _PREVIEW),
+        "content": clip(text, _PREVIEW_CHARACTERS),
         "full_content": turn.content,
         "timestamp": datetime.fromtimestamp(turn.time / 1e9, UTC).isoformat(),
         "can_branch": True,
