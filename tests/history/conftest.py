@@ -8,40 +8,13 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 import pytest
+from tests.fixtures.dict_objects import DictObjects
 
-from ortet._util.codec import Hasher
-from ortet.errors import NotFound
 from ortet.history.records import TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
 from ortet.objects.base import Kind, ObjectStore
 from ortet.objects.blobs import put_bytes
-
-
-class DictObjects(ObjectStore):
-    """Remembers what was read, so that a test can show what was not."""
-
-    def __init__(self) -> None:
-        self.hasher = Hasher()
-        self.held: dict[Oid, tuple[Kind, bytes]] = {}
-        self.reads: list[Oid] = []
-
-    def put(self, kind: Kind, data: bytes) -> Oid:
-        oid = self.hasher.oid(data)
-        self.held[oid] = (kind, data)
-        return oid
-
-    def get(self, oid: Oid) -> bytes:
-        self.reads.append(oid)
-        if oid not in self.held:
-            raise NotFound("no_object", f"{oid.hex()} is not in the dict: put it first")
-        return self.held[oid][1]
-
-    def has(self, oid: Oid) -> bool:
-        return oid in self.held
-
-    def find(self, prefix: str) -> list[tuple[Oid, Kind]]:
-        return [(o, kind) for o, (kind, _) in self.held.items() if o.hex().startswith(prefix)]
 
 
 @pytest.fixture

@@ -129,14 +129,11 @@ def briefing_of(view: SessionReader, tokens: int, count: TokenCounter) -> Briefi
     known = BriefingItems(
         name=view.name,
         status=view.status,
-        goal=core.goal,
-        plan=core.plan,
-        step=core.step,
+        state=mind,
         done=[effect for effect in effects if effect.state == "done"],
         failed=[FailedAction(e, _error(e, deeds)) for e in effects if e.state == "failed"],
         lessons=[fact for fact in facts if fact.lesson],
         facts=[fact for fact in facts if not fact.lesson],
-        decisions=sorted(mind.decisions, key=lambda decision: decision.seq),
         questions=sorted(view.questions(), key=lambda question: question.seq),
         artifacts=_latest(mind.artifacts),
         unsettled=unsettled_of(view),
@@ -152,7 +149,6 @@ def briefing_of(view: SessionReader, tokens: int, count: TokenCounter) -> Briefi
         collaborations=sorted(view.collaborations(), key=lambda one: one.seq),
         windows=[window for window in view.windows() if not window.full],
         tokens=view.tokens(),
-        browsers=list(mind.browsers),
         environment=environment_lines(*recorded_environments(view)),
     )
     return make_briefing(known, tokens, count)

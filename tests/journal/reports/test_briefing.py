@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fixtures.dict_objects import DictObjects
 
 from ortet._util.codec import to_json
 from ortet.errors import Invalid
+from ortet.history.tree.tree import Maps
 from ortet.journal.conversation.text import estimate_tokens
+from ortet.journal.events import Event
 from ortet.journal.reports.briefing import make_briefing
 from ortet.journal.reports.briefing_items import BriefingItems, FailedAction, PendingApproval
-from ortet.journal.state.records import Artifact, Decision, Effect, Fact, Message, Question
+from ortet.journal.state.fold import fold
+from ortet.journal.state.records import Artifact, Effect, Fact, Message, Question
+from ortet.journal.state.state import SessionState
+
+
+def state_of(**events: dict[str, Any]) -> SessionState:
+    """Return the state after one event of each kind, in order."""
+    chain = [
+        Event(seq, kind, seq, "me", data, b"") for seq, (kind, data) in enumerate(events.items(), 1)
+    ]
+    return fold(SessionState(Maps(DictObjects())), chain)
+
 
 DEED = Effect("e1", "pay", "once", "unsettled", why="the invoice is due")
 FULL = BriefingItems(
     name="fix-42",
     status="active",
-    goal="make the suite green",
-    plan=["reproduce", "fix", "verify"],
-    step=1,
+    state=state_of(
+        goal={"text": "make the suite green"},
+        plan={"steps": ["reproduce", "fix", "verify"]},
+        step={"step": 1},
+        decision={
+            "id": "d1",
+            "text": "patch the lexer",
+            "why": "smallest change",
+            "instead_of": ["rewrite the parser"],
+        },
+    ),
     done=[Effect("e0", "search", "pure", "done", why="who calls parse()?")],
     failed=[FailedAction(Effect("e2", "build", "recorded", "failed"), "OSError: no space")],
     lessons=[Fact("f1", "mocking the clock hid the bug", lesson=True)],
     facts=[Fact("f2", "tests need PYTHONPATH=src", "testing")],
-    decisions=[Decision("d1", "patch the lexer", "smallest change", ["rewrite the parser"])],
     questions=[Question("q1", "may I touch the grammar?")],
     artifacts=[Artifact("report.md", 2, "ab", 7, kind="report", link="https://example.org/r")],
     unsettled=[DEED],
@@ -42,9 +65,11 @@ def many(count: int) -> BriefingItems:
     return BriefingItems(
         name="s",
         status="active",
-        goal="g" * 500,
-        plan=[f"step {n} " + "p" * 200 for n in range(count)],
-        step=count // 2,
+        state=state_of(
+            goal={"text": "g" * 500},
+            plan={"steps": [f"step {n} " + "p" * 200 for n in range(count)]},
+            step={"step": count // 2},
+        ),
         unsettled=[DEED],
         facts=[Fact(f"f{n}", f"fact {n} " + "f" * 200) for n in range(count)],
         messages=[Message(n, "user", f"message {n} " + "m" * 900) for n in range(count)],
@@ -98,7 +123,11 @@ def test_a_briefing_never_exceeds_its_token_limit(tokens: int, count: int) -> No
     known = many(count)
     found = make_briefing(known, tokens)
     assert estimate_tokens(found.markdown) == found.tokens <= tokens
-    for key, things in (("facts", known.facts), ("messages", known.messages), ("plan", known.plan)):
+    for key, things in (
+        ("facts", known.facts),
+        ("messages", known.messages),
+        ("plan", known.state.core.plan),
+    ):
         assert len(found.data[key]) + found.left_out.get(key, 0) == len(things)
 
 
@@ -115,7 +144,7 @@ def test_a_briefing_drops_the_least_important_items_first() -> None:
 
 
 def test_a_briefing_of_an_empty_session_says_that_no_goal_was_set() -> None:
-    found = make_briefing(BriefingItems(name="s", status="open"), 100)
+    found = make_briefing(BriefingItems(name="s", status="open", state=state_of()), 100)
     assert "none was set" in found.markdown
     assert found.data["facts"] == []
 

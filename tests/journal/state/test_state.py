@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fixtures.dict_objects import DictObjects
 
-from ortet._util.codec import Hasher
 from ortet.history.tree.tree import Maps
-from ortet.ids import Oid
 from ortet.journal.events import Event
 from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
-from ortet.objects.base import Kind, ObjectStore
 
 if TYPE_CHECKING:
     from tests.fixtures.journals import Bench
@@ -63,24 +61,6 @@ def test_folding_continues_from_a_stored_session_state(
     again = fold(SessionState.load(maps, objects, stored), events[cut:])
     assert as_data(again) == as_data(whole)
     assert again.save(objects) == whole.save(objects)
-
-
-class DictObjects(ObjectStore):
-    def __init__(self) -> None:
-        self.hasher = Hasher()
-        self._held: dict[Oid, bytes] = {}
-
-    def put(self, kind: Kind, data: bytes) -> Oid:
-        del kind
-        oid = self.hasher.oid(data)
-        self._held[oid] = data
-        return oid
-
-    def get(self, oid: Oid) -> bytes:
-        return self._held[oid]
-
-    def has(self, oid: Oid) -> bool:
-        return oid in self._held
 
 
 def test_one_changed_fact_writes_few_bytes(bench: Bench) -> None:

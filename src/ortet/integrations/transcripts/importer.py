@@ -30,6 +30,7 @@ from ortet.integrations.transcripts.tool_calls import LoadPendingEffects, ToolCa
 from ortet.journal.conversation.compaction import Summarise
 from ortet.journal.conversation.text import one_line
 from ortet.journal.events import Draft, Event
+from ortet.journal.kinds.registry import kind_of
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 from ortet.sessions.table import SessionRow
@@ -113,7 +114,7 @@ def read_progress(view: SessionReader, cache: LineEventCache | None = None) -> I
 
 def _is_automatic(event: Event) -> bool:
     """Return True for an event that a session writes automatically between two lines."""
-    return event.kind in ("lifecycle", "warning", "environment", "compaction", "episode")
+    return kind_of(event.kind).automatic
 
 
 def pending_effects(session: SessionReader) -> LoadPendingEffects:

@@ -256,6 +256,7 @@ KINDS = (
     ),
     EventKind(
         name="compaction",
+        automatic=True,
         reducer=_fold_compaction,
         seq_fields=("before",),
         survives_rewind=True,

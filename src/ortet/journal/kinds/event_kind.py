@@ -123,6 +123,7 @@ class EventKind(msgspec.Struct, frozen=True, kw_only=True):
     - `replay` is the role of the event in a replay.
     - `measured`: the `amounts` of the data are measurements, which differ between runs.
     - `compared`: a comparison of two runs includes the event.
+    - `automatic`: the session may write the event on its own, between two calls of a program.
     - `from_others`: somebody else than the session writes the event, through its inbox.
 
     Memory and retention:
@@ -156,6 +157,7 @@ class EventKind(msgspec.Struct, frozen=True, kw_only=True):
     replay: ReplayRole = "step"
     measured: bool = False
     compared: bool = True
+    automatic: bool = False
     from_others: bool = False
 
     indexed: bool = False

@@ -124,7 +124,7 @@ def describe_token(token: ServiceToken) -> tuple[str, Any]:
 
 
 def _browsers(items: BriefingItems) -> Sequence[BrowserState]:
-    return items.browsers
+    return list(items.state.browsers)
 
 
 def describe_browser(browser: BrowserState) -> tuple[str, Any]:

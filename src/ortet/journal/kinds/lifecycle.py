@@ -70,6 +70,7 @@ def _describe_environment(line_and_data: tuple[str, Any]) -> tuple[str, Any]:
 KINDS = (
     EventKind(
         name="lifecycle",
+        automatic=True,
         schema=_LifecycleData,
         reducer=_fold_lifecycle,
         bookkeeping=always,
@@ -81,6 +82,7 @@ KINDS = (
     ),
     EventKind(
         name="environment",
+        automatic=True,
         reducer=_fold_environment,
         survives_rewind=True,
         bookkeeping=_was_automatic,
@@ -104,6 +106,7 @@ KINDS = (
     ),
     EventKind(
         name="warning",
+        automatic=True,
         replay="never_requested",
         progress=_warning_progress,
     ),

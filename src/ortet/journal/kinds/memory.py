@@ -153,6 +153,7 @@ KINDS = (
     ),
     EventKind(
         name="episode",
+        automatic=True,
         schema=_EpisodeData,
         reducer=_fold_episode,
         shareable=True,

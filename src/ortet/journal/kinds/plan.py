@@ -109,10 +109,10 @@ _STEP_MARKS = {"done": "[x]", "now": "[>]", "to do": "[ ]"}
 
 
 def _plan_steps(items: BriefingItems) -> Sequence[_PlanStep]:
-    steps = []
-    for index, text in enumerate(items.plan):
-        state = "done" if index < items.step else "now" if index == items.step else "to do"
-        distance = abs(index - items.step) * (1 if index > items.step else 2)
+    steps, current = [], items.state.core.step
+    for index, text in enumerate(items.state.core.plan):
+        state = "done" if index < current else "now" if index == current else "to do"
+        distance = abs(index - current) * (1 if index > current else 2)
         steps.append(_PlanStep(index + 1, text, state, distance))
     return steps
 
@@ -129,7 +129,7 @@ def _step_worth(step: _PlanStep) -> float:
 
 
 def _decisions(items: BriefingItems) -> Sequence[Decision]:
-    return items.decisions
+    return sorted(items.state.decisions, key=lambda decision: decision.seq)
 
 
 def _describe_decision(decision: Decision) -> tuple[str, Any]:

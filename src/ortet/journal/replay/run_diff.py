@@ -13,8 +13,6 @@ from ortet.journal.events import Event
 from ortet.journal.kinds.registry import kind_of
 
 # Equality of events from different runs. Times, salts and ids are ignored.
-#
-# This is a module of its own because both `cursor` and `run_diff` use it.
 
 _VOLATILE_KEYS = frozenset({"id", "time", "expires", "sent", "approval", "action", "whatif"})
 """Keys of event data that differ between runs, and the marker of a what-if fork."""

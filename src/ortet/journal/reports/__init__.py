@@ -1,7 +1,8 @@
 """Reports made from the state of a session: briefing, progress log and checkpoint.
 
 - `briefing.make_briefing`: the state of an agent as Markdown and data, within a number of tokens.
-  The module defines the lines of a briefing and their worth.
+  The event kinds define its sections, their lines and their worth.
+- `briefing_items.BriefingItems`: what a briefing can show.
 - `progress.ProgressLog`: the plan with outcomes, and a log of actions.
 - `checkpoint.AgentCheckpoint`: the portable JSON record, with a published schema.
 

@@ -105,12 +105,13 @@ def make_briefing(
 
 
 def _head(items: BriefingItems) -> str:
+    core = items.state.core
     lines = [f"# Briefing: {items.name}", ""]
-    lines.append(f"Goal: {one_line(items.goal, LONG_CHARS) or 'none was set'}")
+    lines.append(f"Goal: {one_line(core.goal, LONG_CHARS) or 'none was set'}")
     where = items.status
-    if items.plan:
-        at = min(items.step, len(items.plan))
-        now = f"step {at + 1} of {len(items.plan)}" if at < len(items.plan) else "all steps done"
+    if core.plan:
+        at, count = min(core.step, len(core.plan)), len(core.plan)
+        now = f"step {at + 1} of {count}" if at < count else "all steps done"
         where += f", {now}"
     lines.append(f"Status: {where}")
     return "\n".join(lines) + "\n"
@@ -130,13 +131,13 @@ def _render(head: str, sections: Sequence[BriefingSection], kept: set[int]) -> s
 def _data(
     items: BriefingItems, sections: Sequence[BriefingSection], kept: set[int]
 ) -> dict[str, Any]:
-    at = items.step
-    current = clip(items.plan[at], LONG_CHARS) if at < len(items.plan) else ""
+    core = items.state.core
+    current = clip(core.plan[core.step], LONG_CHARS) if core.step < len(core.plan) else ""
     data: dict[str, Any] = {
         "name": items.name,
         "status": items.status,
-        "goal": clip(items.goal, LONG_CHARS),
-        "step": at,
+        "goal": clip(core.goal, LONG_CHARS),
+        "step": core.step,
         "current_step": current,
     }
     for section in sections:

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from ortet.journal.state.external_state import (
-    BrowserState,
     Collaboration,
     RateLimitWindow,
     ServiceToken,
 )
-from ortet.journal.state.records import Artifact, Decision, Effect, Fact, Message, Question
+from ortet.journal.state.records import Artifact, Effect, Fact, Message, Question
+from ortet.journal.state.state import SessionState
 
 LONG_CHARS, SHORT_CHARS = 400, 160
 """Largest length of a main text, and of a text beside it, in a line of a briefing."""
@@ -39,17 +39,17 @@ class PendingApproval(msgspec.Struct, frozen=True):
 
 
 class BriefingItems(msgspec.Struct, frozen=True, kw_only=True):
-    """All items that a briefing can show. Lists are in the order of events."""
+    """All items that a briefing can show: the state, and what is not in the state alone.
+
+    Lists are in the order of events.
+    """
 
     name: str
     status: str
-    goal: str = ""
-    plan: Sequence[str] = ()
-    step: int = 0
+    state: SessionState
     done: Sequence[Effect] = ()
     failed: Sequence[FailedAction] = ()
     lessons: Sequence[Fact] = ()
-    decisions: Sequence[Decision] = ()
     questions: Sequence[Question] = ()
     artifacts: Sequence[Artifact] = ()
     unsettled: Sequence[Effect] = ()
@@ -64,6 +64,5 @@ class BriefingItems(msgspec.Struct, frozen=True, kw_only=True):
     collaborations: Sequence[Collaboration] = ()
     windows: Sequence[RateLimitWindow] = ()
     tokens: Sequence[ServiceToken] = ()
-    browsers: Sequence[BrowserState] = ()
     # lines and data about the environment of the workspace
     environment: Sequence[tuple[str, Any]] = ()

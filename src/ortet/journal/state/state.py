@@ -138,7 +138,7 @@ class PendingChanges(StoredRecord, frozen=True):
 class SessionState:
     """The state that the events of a session fold into.
 
-    `core` is replaced and tables are changed only by folding (see reducers.py).
+    `core` is replaced and tables are changed only by folding (see fold.py).
     """
 
     def __init__(self, maps: Maps, fold: Fold | None = None) -> None:

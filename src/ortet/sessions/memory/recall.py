@@ -56,42 +56,59 @@ _RULES = ("system", "developer")
 
 def document(event: Event) -> MemoryDocument | None:
     """Return the document of an event, or None if the event is not indexed."""
-    data, seq, time = event.data, event.seq, event.time
-    if event.kind == "message":
-        message = message_of(event)
-        text = text_of(message.content)
-        if not text.strip() or message.role in _RULES or message.extra.get("synthetic"):
-            return None
-        name = message.extra.get("name") or message.extra.get("user") or ""
-        speaker = name if isinstance(name, str) else ""
-        return MemoryDocument(seq, "working", text, time, speaker=speaker)
-    if event.kind in ("fact", "lesson") and not data.get("gone"):
-        fact = fact_of(event)
-        return MemoryDocument(
-            seq,
-            "semantic",
-            fact.text,
-            time,
-            key=fact.id,
-            about=fact.about,
-            importance=fact.confidence,
-            since=fact.since,
-            until=fact.until,
-            scope=fact.scope,
-        )
-    if event.kind == "episode":
-        episode = episode_of(event)
-        return MemoryDocument(
-            seq,
-            "episodic",
-            episode.summary,
-            time,
-            key=episode.id,
-            about=episode.outcome,
-            importance=episode.importance,
-            scope=str(data.get("scope", "")),
-        )
-    return None
+    make = DOCUMENT_MAKERS.get(event.kind)
+    return make(event) if make is not None else None
+
+
+def _message_document(event: Event) -> MemoryDocument | None:
+    message = message_of(event)
+    text = text_of(message.content)
+    if not text.strip() or message.role in _RULES or message.extra.get("synthetic"):
+        return None
+    name = message.extra.get("name") or message.extra.get("user") or ""
+    speaker = name if isinstance(name, str) else ""
+    return MemoryDocument(event.seq, "working", text, event.time, speaker=speaker)
+
+
+def _fact_document(event: Event) -> MemoryDocument | None:
+    if event.data.get("gone"):
+        return None
+    fact = fact_of(event)
+    return MemoryDocument(
+        event.seq,
+        "semantic",
+        fact.text,
+        event.time,
+        key=fact.id,
+        about=fact.about,
+        importance=fact.confidence,
+        since=fact.since,
+        until=fact.until,
+        scope=fact.scope,
+    )
+
+
+def _episode_document(event: Event) -> MemoryDocument:
+    episode = episode_of(event)
+    return MemoryDocument(
+        event.seq,
+        "episodic",
+        episode.summary,
+        event.time,
+        key=episode.id,
+        about=episode.outcome,
+        importance=episode.importance,
+        scope=str(event.data.get("scope", "")),
+    )
+
+
+DOCUMENT_MAKERS: dict[str, Callable[[Event], MemoryDocument | None]] = {
+    "message": _message_document,
+    "fact": _fact_document,
+    "lesson": _fact_document,
+    "episode": _episode_document,
+}
+"""One function for each kind whose record says `indexed`."""
 
 
 def ended_facts(event: Event) -> Iterable[FactEnd]:

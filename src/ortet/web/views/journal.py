@@ -6,8 +6,8 @@ A script can also ask for the events after a number.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, get_args
 
 import msgspec
 from starlette.responses import Response
@@ -15,6 +15,8 @@ from starlette.responses import Response
 from ortet.cli import output
 from ortet.hub.governance.audit import audit_line
 from ortet.journal.events import Event
+from ortet.journal.kinds.event_kind import EventData, EventGroup
+from ortet.journal.kinds.registry import kind_of
 from ortet.server.schemas import Number
 from ortet.sessions.reader import SessionReader
 from ortet.web.request import PageRequest, parse_query, session_frame
@@ -27,15 +29,7 @@ _MAX_EVENTS_SEARCHED = 20_000
 _MAX_DATA_CHARACTERS = 20_000
 """Maximum length of an event's data on the page. The API returns all of it."""
 
-GROUPS: dict[str, tuple[str, ...]] = {
-    "said": ("message", "comment"),
-    "reasoning": ("thought", "decision", "plan", "step", "goal", "question", "answer"),
-    "done": ("begun", "ended", "run", "asked", "given", "model", "artifact"),
-    "known": ("fact", "lesson", "note", "episode"),
-    "money": ("spend", "budget"),
-}
-"""Event kinds by group. All others are in the group OTHER."""
-OTHER = "other"
+GROUPS: tuple[EventGroup, ...] = get_args(EventGroup)
 
 
 class JournalQuery(msgspec.Struct, frozen=True):
@@ -117,7 +111,7 @@ def _backwards(view: SessionReader, before: int, tip: int) -> Iterator[Event]:
 
 
 def _matches(event: Event, ask: JournalQuery) -> bool:
-    if ask.kind and group_of(event.kind) not in ask.kind and event.kind not in ask.kind:
+    if ask.kind and kind_of(event.kind).group not in ask.kind and event.kind not in ask.kind:
         return False
     words = ask.q.strip().lower()
     return not words or words in _searchable_text(event)
@@ -125,11 +119,6 @@ def _matches(event: Event, ask: JournalQuery) -> bool:
 
 def _searchable_text(event: Event) -> str:
     return f"{event.kind} {event.actor} {_json(event.data)}".lower()
-
-
-def group_of(kind: str) -> str:
-    """Return the group of an event kind."""
-    return next((name for name, kinds in GROUPS.items() if kind in kinds), OTHER)
 
 
 def journal_line(event: Event) -> JournalLine:
@@ -145,13 +134,13 @@ def journal_line(event: Event) -> JournalLine:
     return JournalLine(
         seq=event.seq,
         kind=event.kind,
-        group=group_of(event.kind),
+        group=kind_of(event.kind).group,
         time=event.time,
         actor=event.actor,
         role=_short_text(data.get("role")) if event.kind == "message" else "",
         text="(erased)" if event.erased else event_wording(event),
         why=why if isinstance(why, str) else _json(why),
-        more=_details(event.kind, data),
+        more=EVENT_DETAILS[event.kind](data) if event.kind in EVENT_DETAILS else [],
         data=shown[:_MAX_DATA_CHARACTERS] + cut,
         hash=event.hash.hex(),
         timeline=event.timeline,
@@ -163,23 +152,18 @@ def journal_line(event: Event) -> JournalLine:
 
 def event_wording(event: Event) -> str:
     """Return the text of an event: as written by its author, else as in the audit log."""
-    data = event.data
-    if event.kind == "message":
-        return _message_text(data.get("content"))
-    if event.kind == "spend" and isinstance(data.get("amounts"), dict):
-        return ", ".join(_spent_text(name, value) for name, value in data["amounts"].items())
-    if event.kind == "plan" and isinstance(data.get("steps"), list):
-        return "\n".join(f"{n}. {step}" for n, step in enumerate(data["steps"], 1))
-    if event.kind == "lifecycle":
-        return audit_line(event).what.replace(" -> ", " → ")
+    data, render = event.data, EVENT_TEXTS.get(event.kind)
+    if render is not None and (text := render(data)) is not None:
+        return text
     for key in ("text", "summary"):
         if isinstance(data.get(key), str) and not data.get("gone"):
             return str(data[key])
     return audit_line(event).what
 
 
-def _message_text(content: Any) -> str:
+def _message_text(data: EventData) -> str:
     """Return the text of a message. Parts that are not text are shown as JSON."""
+    content = data.get("content")
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -194,23 +178,61 @@ def _message_text(content: Any) -> str:
     return "\n".join(found)
 
 
-def _spent_text(name: str, value: float) -> str:
+def _spend_text(data: EventData) -> str | None:
+    amounts = data.get("amounts")
+    if not isinstance(amounts, dict):
+        return None
+    return ", ".join(_amount_text(name, value) for name, value in amounts.items())
+
+
+def _amount_text(name: str, value: float) -> str:
     return amount(value, name) if name == "usd" else f"{amount(value)} {name}"
 
 
-def _details(kind: str, data: dict[str, Any]) -> list[str]:
-    found: list[str] = []
-    if kind == "decision":
-        found += [f"instead of {_short_text(one)}" for one in data.get("instead_of", [])]
-    if kind in ("fact", "lesson"):
-        found += [
-            f"{name} {_short_text(data[name])}" for name in ("about", "scope") if data.get(name)
-        ]
-    if kind == "spend" and data.get("model"):
-        found.append(_short_text(data["model"]))
-    if kind == "ended" and data.get("error"):
-        found.append(_short_text(data["error"]))
-    return found
+def _plan_text(data: EventData) -> str | None:
+    steps = data.get("steps")
+    if not isinstance(steps, list):
+        return None
+    return "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
+
+
+def _lifecycle_text(data: EventData) -> str:
+    return kind_of("lifecycle").line(data).replace(" -> ", " → ")
+
+
+EVENT_TEXTS: dict[str, Callable[[EventData], str | None]] = {
+    "message": _message_text,
+    "spend": _spend_text,
+    "plan": _plan_text,
+    "lifecycle": _lifecycle_text,
+}
+"""Text of kinds that need more than the line of their record. None: the line is used."""
+
+
+def _decision_details(data: EventData) -> list[str]:
+    return [f"instead of {_short_text(text)}" for text in data.get("instead_of", [])]
+
+
+def _fact_details(data: EventData) -> list[str]:
+    return [f"{name} {_short_text(data[name])}" for name in ("about", "scope") if data.get(name)]
+
+
+def _spend_details(data: EventData) -> list[str]:
+    return [_short_text(data["model"])] if data.get("model") else []
+
+
+def _ended_details(data: EventData) -> list[str]:
+    return [_short_text(data["error"])] if data.get("error") else []
+
+
+EVENT_DETAILS: dict[str, Callable[[EventData], list[str]]] = {
+    "decision": _decision_details,
+    "fact": _fact_details,
+    "lesson": _fact_details,
+    "spend": _spend_details,
+    "ended": _ended_details,
+}
+"""Short details beside the text. Other kinds have none."""
 
 
 def _short_text(value: Any) -> str:
@@ -228,6 +250,4 @@ def journal(page_request: PageRequest) -> Response:
     with page_request.view() as view:
         found = build_journal_page(view, ask)
         given = session_frame(view)
-    return page_request.render(
-        "journal.html", tab="journal", found=found, groups=(*GROUPS, OTHER), **given
-    )
+    return page_request.render("journal.html", tab="journal", found=found, groups=GROUPS, **given)
