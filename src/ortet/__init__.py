@@ -1,4 +1,11 @@
-"""Ortet: git for the whole AI agent."""
+"""Ortet: git for the whole AI agent.
+
+Start with `ortet.open()`, which returns a `Hub`. `hub.session(name)` opens the session of an agent,
+`hub.workspace(path)` makes a directory a workspace.
+
+Every class whose instances a public method returns, and every error, is importable from here. All
+names except the errors are imported at first use, so that `import ortet` stays fast.
+"""
 
 from __future__ import annotations
 
@@ -20,32 +27,154 @@ from ortet.errors import (
 )
 
 if TYPE_CHECKING:
+    from ortet.history.commits import CommitInfo
+    from ortet.history.diff.tree_diff import TreeChange
+    from ortet.history.transfer.bundle import BundleReport
+    from ortet.hub.governance.audit import AuditReport
+    from ortet.hub.governance.holds import Hold
+    from ortet.hub.governance.retention import RetainReport, RetentionPolicy
+    from ortet.hub.governance.tombstones import ErasureReceipt
     from ortet.hub.hub import Hub
+    from ortet.hub.transfer import TransferReport
+    from ortet.journal.conversation.compaction import Compaction
+    from ortet.journal.conversation.context import ModelContext
+    from ortet.journal.environment import Environment, EnvironmentDifference
+    from ortet.journal.events import Event
+    from ortet.journal.replay.run_diff import RunDiff
+    from ortet.journal.reports.briefing import Briefing
     from ortet.journal.reports.checkpoint import AgentCheckpoint
+    from ortet.journal.state.external_state import Collaboration, RateLimitWindow, ServiceToken
+    from ortet.journal.state.merge import Contradiction
+    from ortet.journal.state.records import (
+        Approval,
+        Artifact,
+        Decision,
+        Effect,
+        Episode,
+        Fact,
+        Message,
+        Question,
+    )
     from ortet.journal.upcasts import upcast
+    from ortet.machines.base import Loss, Report, Result
+    from ortet.machines.cleanup import Leftover
+    from ortet.machines.control.jobs import Job, JobInfo, ProcessInfo, StreamChunk
+    from ortet.machines.kernels.kernel import Kernel
+    from ortet.machines.kernels.link import CellResult, KernelVariable
     from ortet.memory.embedders.base import Embedder
+    from ortet.memory.working import WorkingMemory
+    from ortet.objects.gc.sweep import SweepReport
+    from ortet.objects.gc.verify import VerifyReport
     from ortet.sessions.actions.actions import action
+    from ortet.sessions.actions.artifacts import Lineage, Orphans, StoredContent
+    from ortet.sessions.actions.bill import Bill
+    from ortet.sessions.actions.effects import Intent
+    from ortet.sessions.actions.model_calls import ModelCall
+    from ortet.sessions.environment.external_state import Browser
+    from ortet.sessions.environment.handover import Handover
+    from ortet.sessions.history.merge import SessionMergeResult
+    from ortet.sessions.machine.kernels import SessionKernel
+    from ortet.sessions.memory.consolidate import ConsolidationReport
+    from ortet.sessions.memory.report import MemoryDiff
+    from ortet.sessions.memory.shared_scopes import SharedScope
+    from ortet.sessions.reader import SessionReader
+    from ortet.sessions.results import ArchiveRecord, RecallHit, RecallResult
     from ortet.sessions.session import Session
-    from ortet.workspaces.workspace import Workspace
+    from ortet.sessions.swarm_api import Attempt, SwarmResult
+    from ortet.sessions.table import SessionRow
+    from ortet.vault.vault import Secret, Vault
+    from ortet.workspaces.merge import MergeResult
+    from ortet.workspaces.results import RestoreResult
+    from ortet.workspaces.undo import UndoResult
+    from ortet.workspaces.workspace import Workspace, WorkspaceStatus
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AgentCheckpoint",
+    "Approval",
+    "ArchiveRecord",
+    "Artifact",
+    "Attempt",
+    "AuditReport",
+    "Bill",
+    "Briefing",
+    "Browser",
+    "BundleReport",
+    "CellResult",
+    "Collaboration",
+    "CommitInfo",
+    "Compaction",
     "Conflict",
+    "ConsolidationReport",
+    "Contradiction",
     "Corrupt",
+    "Decision",
     "Diverged",
+    "Effect",
+    "Embedder",
+    "Environment",
+    "EnvironmentDifference",
+    "Episode",
+    "ErasureReceipt",
+    "Event",
+    "Fact",
+    "Handover",
+    "Hold",
     "Hub",
+    "Intent",
     "Invalid",
+    "Job",
+    "JobInfo",
+    "Kernel",
+    "KernelVariable",
+    "Leftover",
+    "Lineage",
+    "Loss",
+    "MemoryDiff",
+    "MergeResult",
+    "Message",
+    "ModelCall",
+    "ModelContext",
     "NotFound",
+    "Orphans",
     "OrtetError",
+    "ProcessInfo",
+    "Question",
+    "RateLimitWindow",
+    "RecallHit",
+    "RecallResult",
     "RecordedFailure",
     "Refused",
+    "Report",
+    "RestoreResult",
+    "Result",
+    "RetainReport",
+    "RetentionPolicy",
+    "RunDiff",
+    "Secret",
+    "ServiceToken",
     "Session",
+    "SessionKernel",
+    "SessionMergeResult",
+    "SessionReader",
+    "SessionRow",
+    "SharedScope",
+    "StoredContent",
+    "StreamChunk",
+    "SwarmResult",
+    "SweepReport",
+    "TransferReport",
+    "TreeChange",
     "Unavailable",
+    "UndoResult",
     "Unsettled",
     "Unsupported",
+    "Vault",
+    "VerifyReport",
+    "WorkingMemory",
     "Workspace",
+    "WorkspaceStatus",
     "__version__",
     "action",
     "open",
@@ -56,9 +185,25 @@ __all__ = [
 def open(
     url: str | os.PathLike[str] | None = None, *, embedder: Embedder | str | None = None
 ) -> Hub:
-    """Open a store; by default $ORTET_URL, the nearest .ortet file or the user's data directory.
+    """Open a store. It is created if it does not exist.
 
-    `embedder` finds memories by meaning, too: "wordllama", "minilm" or one of your own.
+    Args:
+        url: A directory, "postgresql://…?bucket=s3://…" or "http://host:port". The default is
+            $ORTET_URL, then the nearest .ortet file, then the user's data directory.
+        embedder: Finds memories by meaning, too: "wordllama", "minilm" or one of your own.
+
+    Returns:
+        The open hub. Leaving its `with` block closes it.
+
+    Raises:
+        Invalid: If the URL or the embedder is not valid.
+        NotFound: If the nearest .ortet file names a store that does not exist.
+        Unavailable: If a server of the store does not answer.
+        Unsupported: If the URL needs an extra that is not installed.
+
+    Example:
+        with ortet.open() as hub, hub.session("fix-42", goal="make the suite green") as s:
+            s.say("user", "the login test fails")
     """
     from ortet.config.environment import (
         open_hub,  # lazily: `ortet --version` must not load a database
@@ -69,12 +214,82 @@ def open(
 
 _LAZY = {
     "AgentCheckpoint": "ortet.journal.reports.checkpoint",
+    "Approval": "ortet.journal.state.records",
+    "ArchiveRecord": "ortet.sessions.results",
+    "Artifact": "ortet.journal.state.records",
+    "Attempt": "ortet.sessions.swarm_api",
+    "AuditReport": "ortet.hub.governance.audit",
+    "Bill": "ortet.sessions.actions.bill",
+    "Briefing": "ortet.journal.reports.briefing",
+    "Browser": "ortet.sessions.environment.external_state",
+    "BundleReport": "ortet.history.transfer.bundle",
+    "CellResult": "ortet.machines.kernels.link",
+    "Collaboration": "ortet.journal.state.external_state",
+    "CommitInfo": "ortet.history.commits",
+    "Compaction": "ortet.journal.conversation.compaction",
+    "ConsolidationReport": "ortet.sessions.memory.consolidate",
+    "Contradiction": "ortet.journal.state.merge",
+    "Decision": "ortet.journal.state.records",
+    "Effect": "ortet.journal.state.records",
+    "Embedder": "ortet.memory.embedders.base",
+    "Environment": "ortet.journal.environment",
+    "EnvironmentDifference": "ortet.journal.environment",
+    "Episode": "ortet.journal.state.records",
+    "ErasureReceipt": "ortet.hub.governance.tombstones",
+    "Event": "ortet.journal.events",
+    "Fact": "ortet.journal.state.records",
+    "Handover": "ortet.sessions.environment.handover",
+    "Hold": "ortet.hub.governance.holds",
     "Hub": "ortet.hub.hub",
+    "Intent": "ortet.sessions.actions.effects",
+    "Job": "ortet.machines.control.jobs",
+    "JobInfo": "ortet.machines.control.jobs",
+    "Kernel": "ortet.machines.kernels.kernel",
+    "KernelVariable": "ortet.machines.kernels.link",
+    "Leftover": "ortet.machines.cleanup",
+    "Lineage": "ortet.sessions.actions.artifacts",
+    "Loss": "ortet.machines.base",
+    "MemoryDiff": "ortet.sessions.memory.report",
+    "MergeResult": "ortet.workspaces.merge",
+    "Message": "ortet.journal.state.records",
+    "ModelCall": "ortet.sessions.actions.model_calls",
+    "ModelContext": "ortet.journal.conversation.context",
+    "Orphans": "ortet.sessions.actions.artifacts",
+    "ProcessInfo": "ortet.machines.control.jobs",
+    "Question": "ortet.journal.state.records",
+    "RateLimitWindow": "ortet.journal.state.external_state",
+    "RecallHit": "ortet.sessions.results",
+    "RecallResult": "ortet.sessions.results",
+    "Report": "ortet.machines.base",
+    "RestoreResult": "ortet.workspaces.results",
+    "Result": "ortet.machines.base",
+    "RetainReport": "ortet.hub.governance.retention",
+    "RetentionPolicy": "ortet.hub.governance.retention",
+    "RunDiff": "ortet.journal.replay.run_diff",
+    "Secret": "ortet.vault.vault",
+    "ServiceToken": "ortet.journal.state.external_state",
     "Session": "ortet.sessions.session",
+    "SessionKernel": "ortet.sessions.machine.kernels",
+    "SessionMergeResult": "ortet.sessions.history.merge",
+    "SessionReader": "ortet.sessions.reader",
+    "SessionRow": "ortet.sessions.table",
+    "SharedScope": "ortet.sessions.memory.shared_scopes",
+    "StoredContent": "ortet.sessions.actions.artifacts",
+    "StreamChunk": "ortet.machines.control.jobs",
+    "SwarmResult": "ortet.sessions.swarm_api",
+    "SweepReport": "ortet.objects.gc.sweep",
+    "TransferReport": "ortet.hub.transfer",
+    "TreeChange": "ortet.history.diff.tree_diff",
+    "UndoResult": "ortet.workspaces.undo",
+    "Vault": "ortet.vault.vault",
+    "VerifyReport": "ortet.objects.gc.verify",
+    "WorkingMemory": "ortet.memory.working",
     "Workspace": "ortet.workspaces.workspace",
+    "WorkspaceStatus": "ortet.workspaces.workspace",
     "action": "ortet.sessions.actions.actions",
     "upcast": "ortet.journal.upcasts",
 }
+"""The module of each name that is imported at first use: `import ortet` loads no database."""
 
 
 def __dir__() -> list[str]:

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from ortet._util.validation import CALLABLE, DICT, TEXT, check_text, optional
 from ortet.errors import Invalid, NotFound, Refused, Unavailable
@@ -605,7 +606,14 @@ class Hub:
         return self._inbox.approve(session, approval, by=by, ok=ok, why=why)
 
     def whatif(
-        self, session: str | SessionReader, at: int, *, machine: bool = True, **change: Any
+        self,
+        session: str | SessionReader,
+        at: int,
+        *,
+        machine: bool = True,
+        message: Any = UNSET,
+        result: Any = UNSET,
+        error: str | UnsetType = UNSET,
     ) -> Session:
         """Fork a session at an event, with that event changed, and continue live.
 
@@ -615,13 +623,21 @@ class Hub:
             session: The session, its id, its name, or agent/name.
             at: Number of the event to change.
             machine: False forks without files and processes.
-            **change: Exactly one of `message` (other content), `result` (other outcome of an
-                action) or `error` (its failure).
+            message: Other content of a message.
+            result: Other outcome of an action.
+            error: Failure of an action instead of its outcome.
 
         Returns:
             The new session. Its files are those of the last commit before the event.
+
+        Raises:
+            Invalid: kind "bad_change", unless exactly one of message, result and error is given,
+                and it fits the event.
+            NotFound: If there is no such event, or it was erased.
         """
-        return self._inbox.whatif(session, at, machine=machine, **change)
+        return self._inbox.whatif(
+            session, at, machine=machine, message=message, result=result, error=error
+        )
 
     def diff_runs(self, a: str | SessionReader, b: str | SessionReader) -> RunDiff:
         """Compare the events of two sessions.

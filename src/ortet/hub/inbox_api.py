@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from ortet._util.validation import FLAG, check_text, require
 from ortet.errors import Conflict, Invalid
@@ -92,7 +93,14 @@ class InboxApi:
         return need(self._sessions.get(session).approvals(), approval)
 
     def whatif(
-        self, session: str | SessionReader, at: int, *, machine: bool = True, **change: Any
+        self,
+        session: str | SessionReader,
+        at: int,
+        *,
+        machine: bool = True,
+        message: Any = UNSET,
+        result: Any = UNSET,
+        error: str | UnsetType = UNSET,
     ) -> Session:
         """Fork a session at an event, with that event changed, and continue live.
 
@@ -102,16 +110,24 @@ class InboxApi:
             session: The session, its id, its name, or agent/name.
             at: Number of the event to change.
             machine: False forks without files and processes.
-            **change: Exactly one of `message` (other content), `result` (other outcome of an
-                action) or `error` (its failure).
+            message: Other content of a message.
+            result: Other outcome of an action.
+            error: Failure of an action instead of its outcome.
 
         Returns:
             The new session. Its files are those of the last commit before the event.
+
+        Raises:
+            Invalid: kind "bad_change", unless exactly one of message, result and error is given,
+                and it fits the event.
+            NotFound: If there is no such event, or it was erased.
         """
         from ortet.sessions.history.whatif import whatif
 
         require(FLAG, machine=machine)
         view = self._session_reader(session)
+        changes = {"message": message, "result": result, "error": error}
+        change = {name: value for name, value in changes.items() if value is not UNSET}
         return whatif(self._sessions, view, at, machine=machine, **change)
 
     def diff_runs(self, a: str | SessionReader, b: str | SessionReader) -> RunDiff:
