@@ -25,9 +25,9 @@ from tests.fixtures.valkey import Server, valkey_server
 from tests.fixtures.waiting import WAIT, aeventually, eventually
 
 from ortet.backends.base import Cache
+from ortet.backends.pubsub import PubSubSignal
 from ortet.backends.valkey.cache import ValkeyCache
 from ortet.backends.valkey.client import ValkeyClient
-from ortet.backends.valkey.signal import ValkeySignal
 from ortet.backends.valkey.valkey import open_cache, open_signal
 from ortet.backends.valkey.valkeyaddress import parse_valkey_url
 from ortet.config.environment import open_hub
@@ -219,11 +219,13 @@ def test_the_cache_of_a_store_may_have_a_server_of_its_own(
         environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
         both = f"{store}&signal={quote(one.url, safe='')}&cache={cache}"
         with open_hub(both, environ=environ) as hub:
-            assert isinstance(hub.signal, ValkeySignal)
+            assert isinstance(hub.signal, PubSubSignal)
+            assert hub.signal.transport_name == "valkey"
             assert isinstance(hub.cache, ValkeyCache)
             check_cache(hub.cache)
             assert one.ask("DBSIZE") == 0
         with open_hub(f"{store}&cache={cache}", environ=environ) as hub:
-            assert not isinstance(hub.signal, ValkeySignal)
+            assert isinstance(hub.signal, PubSubSignal)
+            assert hub.signal.transport_name == "postgres"
             check_cache(hub.cache)
     drop_schema(shared().url(), schema)

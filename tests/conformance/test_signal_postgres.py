@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 
 from ortet.backends.postgres.catalog import PostgresCatalog
-from ortet.backends.postgres.notify import PostgresSignal
+from ortet.backends.postgres.notify import postgres_signal
 from ortet.backends.postgres.pool import PostgresDatabase
 from ortet.testing.processes import SignalOpener
 from ortet.testing.signal import SharedSignalTests
@@ -28,4 +28,4 @@ def database(postgres: Shared) -> Iterator[PostgresDatabase]:
 class TestPostgresSignal(SharedSignalTests):
     @pytest.fixture
     def opener(self, database: PostgresDatabase) -> SignalOpener:
-        return partial(PostgresSignal, database, uuid4().hex)
+        return partial(postgres_signal, database, uuid4().hex)

@@ -13,7 +13,7 @@ from tests.fixtures.waiting import WAIT
 from ortet.backends.base import Cache
 from ortet.backends.valkey.cache import ValkeyCache
 from ortet.backends.valkey.client import ValkeyClient
-from ortet.backends.valkey.signal import ValkeySignal
+from ortet.backends.valkey.signal import valkey_signal
 from ortet.backends.valkey.valkeyaddress import parse_valkey_url
 from ortet.testing.cache import AbsentCacheTests, CacheTests, Elapse
 from ortet.testing.processes import SignalOpener
@@ -31,7 +31,7 @@ def server() -> Iterator[Server]:
 class TestValkeySignal(SharedSignalTests):
     @pytest.fixture
     def opener(self, server: Server) -> SignalOpener:
-        return partial(ValkeySignal, parse_valkey_url(server.url), uuid4().hex)
+        return partial(valkey_signal, parse_valkey_url(server.url), uuid4().hex)
 
 
 _STRETCH = 60

@@ -305,7 +305,7 @@ class TestHolding:
     def test_reader_has_no_lease_and_cannot_get_one(
         self, sqlite_catalog: Catalog, clock: ManualClock
     ) -> None:
-        unheld = NoLease(sqlite_catalog, clock, "w")
+        unheld = NoLease("w")
         assert unheld.lease == Lease("w", "", 0, 0)
         unheld.renew_if_due()
         with pytest.raises(Refused) as caught:

@@ -100,9 +100,6 @@ class RowChange(msgspec.Struct, frozen=True):
 
 # The event part of the Catalog contract: append-only events in timelines that can fork.
 
-_EVENTS_PER_QUERY_COST = 100
-"""Reading this many unwanted events costs as much as one additional query."""
-
 
 class Timeline(msgspec.Struct, frozen=True):
     """A sequence of events that starts after event `at` of `parent`.
@@ -141,10 +138,9 @@ class Timelines(ABC):
     @abstractmethod
     def timeline(self, id_: str) -> Timeline | None: ...
 
+    @abstractmethod
     def timelines(self, ids: Sequence[str]) -> list[Timeline]:
         """Return the timelines that exist among `ids`."""
-        found = (self.timeline(id_) for id_ in ids)
-        return [one for one in found if one is not None]
 
     @abstractmethod
     def children(self, id_: str, after: str = "", limit: int = 1000) -> list[Timeline]:
@@ -178,21 +174,12 @@ class Timelines(ABC):
         either way.
         """
 
+    @abstractmethod
     def events_by_seq(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
         """Return the timeline's own events with the given numbers; missing numbers are left out.
 
         `seqs` must be in ascending order.
         """
-        found, wanted = list[EventRow](), set(seqs)
-        after, last = (seqs[0] - 1, seqs[-1]) if seqs else (0, 0)
-        # few events, far apart: one query each
-        if len(seqs) * _EVENTS_PER_QUERY_COST < last - after:
-            asked = ((seq, self.events(timeline, seq - 1, 1)) for seq in seqs)
-            return [row for seq, rows in asked for row in rows if row.seq == seq]
-        while after < last and (rows := self.events(timeline, after, min(1000, last - after))):
-            found += [row for row in rows if row.seq in wanted]
-            after = rows[-1].seq
-        return found
 
     @abstractmethod
     def last_seq(self, timeline: str) -> int:
@@ -201,10 +188,9 @@ class Timelines(ABC):
         Raise NotFound("no_timeline").
         """
 
+    @abstractmethod
     def last_heads(self, timelines: Sequence[str]) -> list[bytes]:
         """Return the header of the last event of each timeline, b"" for one without own events."""
-        ends = (self.events(one, limit=1, newest=True) for one in timelines)
-        return [found[-1].head if found else b"" for found in ends]
 
     @abstractmethod
     def trim_events(self, timeline: str, upto: int) -> int:

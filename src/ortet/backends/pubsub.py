@@ -113,6 +113,11 @@ class PubSubSignal(Signal):
         return PubSubSignal(self._transport, prefix=prefix)
 
     @property
+    def transport_name(self) -> str:
+        """The name of the server's kind, such as "valkey"."""
+        return self._transport.name
+
+    @property
     def last_error(self) -> str:
         """The reason why the server is unreachable; "" if it is connected."""
         return self._channel().listener(self._prefix).last_error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from ortet._util.codec import ZSTD_MAGIC, Compressor, Decompressor, decompress_bounded
 from ortet.errors import Invalid
 
@@ -16,8 +18,14 @@ Decompression costs more than reading the rest of the event.
 """
 
 
-class CachingCompressor(Compressor):
-    """A Compressor that caches recent results, keyed by the compressed bytes.
+class BodyCompressor(Protocol):
+    """A `Compressor`, or a `CachingCompressor`."""
+
+    def compress(self, data: bytes) -> bytes: ...
+
+
+class CachingCompressor:
+    """Compresses bodies, and caches recent results by the compressed bytes.
 
     New events are soon read again, to be sealed. Creating a zstd context for each would cost more
     than the rest of the read. The key is the stored value, so erased data cannot be found through
@@ -25,7 +33,7 @@ class CachingCompressor(Compressor):
     """
 
     def __init__(self, max_bytes: int = _CACHE_BYTES) -> None:
-        super().__init__()
+        self._compressor = Compressor()
         self._decompressor = Decompressor()
         self._max_bytes = max_bytes
         self._size = 0
@@ -34,7 +42,7 @@ class CachingCompressor(Compressor):
 
     def compress(self, data: bytes) -> bytes:
         """Compress `data` and cache the result."""
-        less = super().compress(data)
+        less = self._compressor.compress(data)
         self._new[less] = data
         self._size += len(less) + len(data)
         if self._size > self._max_bytes // 2:
@@ -51,7 +59,7 @@ class CachingCompressor(Compressor):
         self._old, self._new, self._size = keep or {}, {}, 0
 
 
-def compress_body(body: bytes, zstd: Compressor) -> bytes:
+def compress_body(body: bytes, zstd: BodyCompressor) -> bytes:
     """Return the stored form of an event body: compressed if that saves enough.
 
     A body that starts with the zstd magic is always compressed, so that it can be read back.

@@ -156,9 +156,9 @@ def _check_options(options: dict[str, str]) -> None:
 def open_signal(url: str, *, namespace: str, database: PostgresDatabase) -> Signal:
     """Open the signal: Valkey or Redis if `url` is given, otherwise PostgreSQL notifications."""
     if not url:
-        from ortet.backends.postgres.notify import PostgresSignal
+        from ortet.backends.postgres.notify import postgres_signal
 
-        return PostgresSignal(database, namespace)
+        return postgres_signal(database, namespace)
     from ortet.backends.valkey import valkey
 
     return valkey.open_signal(url, namespace=namespace)

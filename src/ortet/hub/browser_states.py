@@ -1,4 +1,7 @@
-"""Deletes stored browser states that nothing refers to, as part of a sweep."""
+"""Deletes stored browser states that nothing refers to, as part of a sweep.
+
+This is a module of its own because a browser state is no part of any session.
+"""
 
 from __future__ import annotations
 

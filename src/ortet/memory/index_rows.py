@@ -1,4 +1,7 @@
-"""Rows that a word index returns, and the numbering of documents by timeline and tier."""
+"""Rows that a word index returns, and the numbering of documents by timeline and tier.
+
+This is a module of its own because the contracts and all indexes need it.
+"""
 
 from __future__ import annotations
 

@@ -420,7 +420,7 @@ class SessionManager:
         """
         store = self.store
         holding = (
-            NoLease(store.catalog, store.clock, f"session:{row.id}")
+            NoLease(f"session:{row.id}")
             if lease is None
             else HeldLease(store.catalog, store.clock, lease)
         )

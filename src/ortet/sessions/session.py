@@ -46,7 +46,7 @@ from ortet.sessions.writing.event_writer import EventWriter
 from ortet.sessions.writing.idempotent_turns import key_row_change
 from ortet.sessions.writing.inbox import Inbox
 from ortet.sessions.writing.state_cache import cache_writer_state
-from ortet.store.lease import HeldLease
+from ortet.store.lease import WriterLease
 from ortet.workspaces.commit_participant import pending_restore
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Session(KernelsMixin):
         *,
         writer: EventWriter,
         branch: BranchWriter,
-        held_lease: HeldLease,
+        held_lease: WriterLease,
         loaded: LoadedSession,
         profile: Profile,
         host: str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import Event as Flag
 from threading import Lock, Thread
@@ -113,8 +114,33 @@ def session_in_use(error: Refused, session: str, host: str) -> Refused:
     )
 
 
-class HeldLease:
-    """A lease that this process holds and renews. Writes pass its `lease`."""
+class WriterLease(ABC):
+    """The lease of an open session. Writes pass its `lease`."""
+
+    lease: Lease
+    is_released: bool
+
+    @abstractmethod
+    def renew_if_due(self) -> None:
+        """Renew the lease if a third of its lifetime is over.
+
+        Raise Refused("lease_lost") if another process has acquired it.
+        """
+
+    @abstractmethod
+    def renew(self) -> None:
+        """Renew the lease after a write was refused.
+
+        Raise Refused if another process has acquired it.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Release the lease. A second call does nothing."""
+
+
+class HeldLease(WriterLease):
+    """A lease that this process holds and renews."""
 
     def __init__(
         self, catalog: Catalog, clock: Clock, lease: Lease, ttl_ns: int = LEASE_TTL_NS
@@ -127,10 +153,6 @@ class HeldLease:
         self.is_released = False
 
     def renew_if_due(self) -> None:
-        """Renew the lease if a third of its lifetime is over.
-
-        Raise Refused("lease_lost") if another process has acquired it.
-        """
         with self._lock:
             left = self.lease.expires - self._clock.now_ns()
             # more time than the whole lifetime is left if the clock was set back
@@ -139,28 +161,24 @@ class HeldLease:
                 self.lease = self._catalog.extend(self.lease, self._ttl_ns)
 
     def renew(self) -> None:
-        """Renew the lease after a write was refused.
-
-        Raise Refused if another process has acquired it.
-        """
         with self._lock:
             if self.is_released:
                 raise Refused("closed", "the session was closed: open it again with the hub")
             self.lease = self._catalog.extend(self.lease, self._ttl_ns)
 
     def release(self) -> None:
-        """Release the lease. A second call does nothing."""
         with self._lock:
             if not self.is_released:
                 self.is_released = True
                 self._catalog.release(self.lease)
 
 
-class NoLease(HeldLease):
+class NoLease(WriterLease):
     """Stands in for a lease in a read-only session. Every write that needs the lease is refused."""
 
-    def __init__(self, catalog: Catalog, clock: Clock, name: str) -> None:
-        super().__init__(catalog, clock, Lease(name, owner="", fence=0, expires=0))
+    def __init__(self, name: str) -> None:
+        self.lease = Lease(name, owner="", fence=0, expires=0)
+        self.is_released = False
 
     def renew_if_due(self) -> None: ...
 
@@ -176,11 +194,11 @@ class LeaseRenewer:
 
     def __init__(self, seconds: float = LEASE_TTL_NS / 1e9 / _RENEWALS_PER_TTL) -> None:
         self._interval_seconds = seconds
-        self._leases: list[HeldLease] = []
+        self._leases: list[WriterLease] = []
         self._lock = Lock()
         self._stop: Flag | None = None
 
-    def add(self, lease: HeldLease) -> None:
+    def add(self, lease: WriterLease) -> None:
         """Renew `lease` from now on. The first call starts the thread."""
         with self._lock:
             self._leases.append(lease)
@@ -189,7 +207,7 @@ class LeaseRenewer:
                 run: Callable[[Flag], None] = self._run
                 Thread(target=run, args=(self._stop,), name="ortet-heart", daemon=True).start()
 
-    def remove(self, lease: HeldLease) -> None:
+    def remove(self, lease: WriterLease) -> None:
         """Stop renewing `lease`."""
         with self._lock:
             if lease in self._leases:

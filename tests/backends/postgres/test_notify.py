@@ -12,9 +12,9 @@ from tests.fixtures.postgres import Server, Shared, drop_schema, new_schema, sha
 from tests.fixtures.waiting import WAIT, eventually
 
 from ortet.backends.postgres.catalog import PostgresCatalog
-from ortet.backends.postgres.notify import PostgresSignal
+from ortet.backends.postgres.notify import postgres_signal
 from ortet.backends.postgres.pool import PostgresDatabase
-from ortet.backends.pubsub import _CHANNELS
+from ortet.backends.pubsub import _CHANNELS, PubSubSignal
 from ortet.errors import Invalid
 
 pytestmark = [pytest.mark.postgres, pytest.mark.usefixtures("unhurried")]
@@ -30,8 +30,8 @@ def database(postgres: Shared) -> Iterator[PostgresDatabase]:
 
 
 @pytest.fixture
-def hears(database: PostgresDatabase) -> Iterator[PostgresSignal]:
-    signal = PostgresSignal(database, "space")
+def hears(database: PostgresDatabase) -> Iterator[PubSubSignal]:
+    signal = postgres_signal(database, "space")
     yield signal
     signal.close()
 
@@ -57,7 +57,7 @@ def is_shared(database: PostgresDatabase) -> bool:
 
 def test_signals_of_a_process_share_one_connection(database: PostgresDatabase) -> None:
     others = set(threading.enumerate())
-    signals = [PostgresSignal(database, "space") for _ in range(20)]
+    signals = [postgres_signal(database, "space") for _ in range(20)]
     parts = [signal.with_prefix("want") for signal in signals]
     for signal in (*signals, *parts):
         signal.token("want:1")
@@ -71,13 +71,13 @@ def test_signals_of_a_process_share_one_connection(database: PostgresDatabase) -
 
 
 def test_a_garbage_collected_signal_releases_its_connection(database: PostgresDatabase) -> None:
-    PostgresSignal(database, "space").token("topic")
+    postgres_signal(database, "space").token("topic")
     eventually(lambda: not is_shared(database))
     eventually(lambda: listening(database) == 0)
 
 
 def test_a_signal_reconnects_after_its_connection_was_terminated(
-    hears: PostgresSignal, database: PostgresDatabase
+    hears: PubSubSignal, database: PostgresDatabase
 ) -> None:
     token = hears.token("topic")
     asked(
@@ -104,7 +104,7 @@ def test_a_signal_reconnects_after_a_server_restart() -> None:
     signal = None
     try:
         catalog = PostgresCatalog(server.url())
-        signal = PostgresSignal(catalog.database, "space")
+        signal = postgres_signal(catalog.database, "space")
         token = signal.token("topic")
         server.stop()
         assert signal.wait("topic", token, WAIT) is True
@@ -127,7 +127,7 @@ def test_a_signal_reconnects_after_a_server_restart() -> None:
 
 
 def test_a_narrowed_signal_hears_nothing_else(
-    hears: PostgresSignal, database: PostgresDatabase
+    hears: PubSubSignal, database: PostgresDatabase
 ) -> None:
     narrow = hears.with_prefix("want")
     token, _ = narrow.wait_any(None, 0.0)
@@ -143,7 +143,7 @@ def test_a_narrowed_signal_hears_nothing_else(
 
 
 def test_signals_of_different_spaces_are_isolated(
-    hears: PostgresSignal, database: PostgresDatabase
+    hears: PubSubSignal, database: PostgresDatabase
 ) -> None:
     token, _ = hears.wait_any(None, 0.0)
     _Another(database, "others").tell("theirs")
@@ -153,7 +153,7 @@ def test_signals_of_different_spaces_are_isolated(
 
 
 def test_an_overlong_topic_is_reported_as_any_topic(
-    hears: PostgresSignal, database: PostgresDatabase
+    hears: PubSubSignal, database: PostgresDatabase
 ) -> None:
     token, _ = hears.wait_any(None, 0.0)
     _Another(database).tell("\N{SNOWMAN}" * 3000)
@@ -161,7 +161,7 @@ def test_an_overlong_topic_is_reported_as_any_topic(
     assert topics is None
 
 
-def test_a_child_is_heard_by_its_parent(hears: PostgresSignal, database: PostgresDatabase) -> None:
+def test_a_child_is_heard_by_its_parent(hears: PubSubSignal, database: PostgresDatabase) -> None:
     _Another(database).tell("before")
     token = hears.token("topic")
     child = os.fork()
@@ -187,7 +187,7 @@ class _Another:
         child = os.fork()
         if not child:
             try:
-                signal = PostgresSignal(self._database, self._space)
+                signal = postgres_signal(self._database, self._space)
                 signal.notify(topic)
                 signal.close()
                 os._exit(0)

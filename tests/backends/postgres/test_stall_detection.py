@@ -12,7 +12,7 @@ from tests.fixtures.waiting import WAIT
 
 from ortet._util.deadlines import lock_timeout
 from ortet.backends.postgres.catalog import PostgresCatalog
-from ortet.backends.postgres.notify import PostgresSignal
+from ortet.backends.postgres.notify import postgres_signal
 from ortet.errors import Unavailable
 
 pytestmark = pytest.mark.postgres
@@ -44,7 +44,7 @@ def test_a_paused_server_is_reported_as_gone(server: Server) -> None:
 
     with closing(opened(server)) as catalog:
         catalog.put_row("kind", "key", b"1")
-        signal = PostgresSignal(catalog.database, "space")
+        signal = postgres_signal(catalog.database, "space")
         signal.token("topic")
         # daemons: where nobody gives up, they would wait for ever
         threads = [threading.Thread(target=write, args=(n,), daemon=True) for n in range(4)]

@@ -14,11 +14,11 @@ import pytest
 from tests.fixtures.valkey import Server, valkey_server
 from tests.fixtures.waiting import WAIT, eventually
 
-from ortet.backends.pubsub import _CHANNELS
+from ortet.backends.pubsub import _CHANNELS, PubSubSignal
 from ortet.backends.valkey import client
 from ortet.backends.valkey.cache import ValkeyCache
 from ortet.backends.valkey.client import ValkeyClient
-from ortet.backends.valkey.signal import ValkeySignal
+from ortet.backends.valkey.signal import valkey_signal
 from ortet.backends.valkey.valkey import is_valkey, open_cache, open_signal
 from ortet.backends.valkey.valkeyaddress import parse_valkey_url
 from ortet.errors import Invalid, Refused, Unsupported
@@ -34,8 +34,8 @@ def cache(valkey: Server) -> Iterator[ValkeyCache]:
 
 
 @pytest.fixture
-def hears(valkey: Server) -> Iterator[ValkeySignal]:
-    signal = ValkeySignal(parse_valkey_url(valkey.url), "space")
+def hears(valkey: Server) -> Iterator[PubSubSignal]:
+    signal = valkey_signal(parse_valkey_url(valkey.url), "space")
     yield signal
     signal.close()
 
@@ -207,7 +207,7 @@ def test_clients_share_one_rate_limit_bucket(cache: ValkeyCache, valkey: Server)
 # signal
 
 
-def test_a_signal_works_again_after_a_server_restart(hears: ValkeySignal, valkey: Server) -> None:
+def test_a_signal_works_again_after_a_server_restart(hears: PubSubSignal, valkey: Server) -> None:
     token = hears.token("topic")
     valkey.kill()
     assert hears.wait("topic", token, WAIT) is True  # anything may have happened
@@ -228,7 +228,7 @@ def test_a_signal_works_again_after_a_server_restart(hears: ValkeySignal, valkey
     eventually(is_heard)
 
 
-def test_a_paused_server_wakes_waiting_listeners(hears: ValkeySignal, valkey: Server) -> None:
+def test_a_paused_server_wakes_waiting_listeners(hears: PubSubSignal, valkey: Server) -> None:
     token = hears.token("topic")
     valkey.pause()
     assert hears.wait("topic", token, WAIT) is True
@@ -238,7 +238,7 @@ def test_a_paused_server_wakes_waiting_listeners(hears: ValkeySignal, valkey: Se
 
 def test_a_signal_connects_when_the_server_starts_later() -> None:
     valkey = Server()
-    signal = ValkeySignal(parse_valkey_url(valkey.url), "space")
+    signal = valkey_signal(parse_valkey_url(valkey.url), "space")
     try:
         token = signal.token("topic")
         assert signal.wait("topic", token, WAIT) is True
@@ -251,7 +251,7 @@ def test_a_signal_connects_when_the_server_starts_later() -> None:
 
 def test_signals_of_a_process_share_their_connections(valkey: Server) -> None:
     address, others = parse_valkey_url(valkey.url), set(threading.enumerate())
-    signals = [ValkeySignal(address, "space") for _ in range(20)]
+    signals = [valkey_signal(address, "space") for _ in range(20)]
     for signal in signals:
         signal.token("topic")
         signal.notify("topic")
@@ -275,12 +275,12 @@ def _clients(valkey: Server) -> int:
 
 
 def test_a_garbage_collected_signal_releases_its_connection(valkey: Server) -> None:
-    ValkeySignal(parse_valkey_url(valkey.url), "space").token("topic")
+    valkey_signal(parse_valkey_url(valkey.url), "space").token("topic")
     eventually(lambda: not _is_shared(valkey))
     eventually(lambda: _clients(valkey) == 0)
 
 
-def test_a_narrowed_signal_hears_nothing_else(hears: ValkeySignal) -> None:
+def test_a_narrowed_signal_hears_nothing_else(hears: PubSubSignal) -> None:
     narrow = hears.with_prefix("want")
     token, _ = narrow.wait_any(None, 0.0)
     hears.notify("other")
@@ -293,8 +293,8 @@ def test_a_narrowed_signal_hears_nothing_else(hears: ValkeySignal) -> None:
     assert caught.value.kind == "bad_topic"
 
 
-def test_signals_of_different_spaces_are_isolated(hears: ValkeySignal, valkey: Server) -> None:
-    other = ValkeySignal(parse_valkey_url(valkey.url), "other")
+def test_signals_of_different_spaces_are_isolated(hears: PubSubSignal, valkey: Server) -> None:
+    other = valkey_signal(parse_valkey_url(valkey.url), "other")
     token, _ = hears.wait_any(None, 0.0)
     other.notify("theirs")
     other.close()
@@ -303,7 +303,7 @@ def test_signals_of_different_spaces_are_isolated(hears: ValkeySignal, valkey: S
     assert topics is None or topics == {"ours"}
 
 
-def test_a_child_has_connections_of_its_own(hears: ValkeySignal, cache: ValkeyCache) -> None:
+def test_a_child_has_connections_of_its_own(hears: PubSubSignal, cache: ValkeyCache) -> None:
     cache.put("key", b"value")
     token = hears.token("topic")
     child = os.fork()

@@ -7,7 +7,6 @@ folder migrations and docs/decisions/0016-postgresql.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Lock
 from typing import Any
 
 import msgspec
@@ -18,6 +17,7 @@ from ortet.backends.base import (
     Append,
     Catalog,
     CatalogRow,
+    EventRow,
     Head,
     Lease,
     LeaseClaim,
@@ -39,7 +39,6 @@ from ortet.backends.postgres.postgres_rows import (
     row_values,
 )
 from ortet.backends.postgres.schema import SELECT_VERSION, check_version
-from ortet.backends.row_codec import CachingCompressor
 from ortet.backends.sweep_epoch import EpochTracker
 from ortet.errors import Invalid, Refused
 from ortet.ids import OID_BYTES, Clock, SystemClock
@@ -75,7 +74,6 @@ _ROWS = """SELECT kind, key, value, version FROM records
     WHERE kind = %s AND key > %s ORDER BY key LIMIT %s"""
 _PUT = """SELECT put_row_in(%(epoch)s::bigint, %(kind)s, %(key)s, %(value)s::bytea,
     %(expect)s::bigint, %(slot)s, %(request)s::bigint)"""
-_TIMELINES = "SELECT id, parent, at FROM timelines WHERE id = ANY (%s::uuid[])"
 _EPOCH = "SELECT value FROM floors WHERE \"of\" = 'epoch'"
 _RAISE = "SELECT raise_epoch(%s, %s, %s::bigint, %s::bigint)"
 _DELETE_OLD_WRITERS = "DELETE FROM writers WHERE time < now() - interval '1 day'"
@@ -97,7 +95,7 @@ Otherwise a lease would seem to end at another time with each call.
 """
 
 
-class PostgresCatalog(PostgresTimelines, Catalog):
+class PostgresCatalog(Catalog):
     """The catalog of a store that many hosts share.
 
     Times are those of the database, the only clock that all servers share. A clock other than
@@ -118,15 +116,18 @@ class PostgresCatalog(PostgresTimelines, Catalog):
         self._clock = clock or SystemClock()
         self._has_server_clock = isinstance(self._clock, SystemClock)
         self._skew = 0
-        self._zstd = CachingCompressor()
-        self._compress_lock = Lock()
         self._slots = WriteSlots()
         self._client = PostgresClient(
             url, schema=schema, create=create, connections=connections, wait=wait
         )
         self.database = self._client.database
-        self._group_commit = group_commit_for(self.database)
         self.epochs = EpochTracker(lambda: int(self._client.run(_EPOCH)[0][0]))
+        self._timelines = PostgresTimelines(
+            self._client,
+            epochs=self.epochs,
+            group_commit=group_commit_for(self.database),
+            time_override=self._time_override,
+        )
 
     @property
     def client(self) -> PostgresClient:
@@ -186,7 +187,7 @@ class PostgresCatalog(PostgresTimelines, Catalog):
             "ids": [timeline_uuid(line.id) for line in timelines],
             "parents": [timeline_uuid(line.parent) if line.parent else None for line in timelines],
             "points": [line.at for line in timelines],
-            **self._append_values(appends),
+            **self._timelines.append_values(appends),
             "names": [_checked_head_name(move) for move in moves],
             "olds": [move.expect for move in moves],
             "news": [move.to for move in moves],
@@ -280,11 +281,49 @@ class PostgresCatalog(PostgresTimelines, Catalog):
         with self._slots.acquire() as slot, self.epochs.observe_conflicts():
             return int(self._client.run(_PUT, {**values, **slot})[0][0] or 0)
 
-    # timelines; the rest is in PostgresTimelines
+    # timelines
+
+    def timeline(self, id_: str) -> Timeline | None:
+        return self._timelines.timeline(id_)
 
     def timelines(self, ids: Sequence[str]) -> list[Timeline]:
-        found = self._client.run(_TIMELINES, ([timeline_uuid(id_) for id_ in ids],))
-        return [Timeline(id_.hex, parent.hex if parent else "", at) for id_, parent, at in found]
+        return self._timelines.timelines(ids)
+
+    def children(self, id_: str, after: str = "", limit: int = 1000) -> list[Timeline]:
+        return self._timelines.children(id_, after, limit)
+
+    def append(
+        self,
+        timeline: str,
+        events: Sequence[EventRow],
+        *,
+        lease: Lease | None = None,
+        rows: Sequence[RowChange] = (),
+    ) -> None:
+        self._timelines.append(timeline, events, lease=lease, rows=rows)
+
+    def events(
+        self, timeline: str, after: int = 0, limit: int = 1000, *, newest: bool = False
+    ) -> list[EventRow]:
+        return self._timelines.events(timeline, after, limit, newest=newest)
+
+    def events_by_seq(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
+        return self._timelines.events_by_seq(timeline, seqs)
+
+    def last_seq(self, timeline: str) -> int:
+        return self._timelines.last_seq(timeline)
+
+    def last_heads(self, timelines: Sequence[str]) -> list[bytes]:
+        return self._timelines.last_heads(timelines)
+
+    def trim_events(self, timeline: str, upto: int) -> int:
+        return self._timelines.trim_events(timeline, upto)
+
+    def erase_events(self, timeline: str, seqs: Sequence[int]) -> int:
+        return self._timelines.erase_events(timeline, seqs)
+
+    def drop_timeline(self, timeline: str) -> None:
+        self._timelines.drop_timeline(timeline)
 
     # maintenance
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 from uuid import UUID
@@ -28,6 +27,7 @@ from ortet.backends.row_codec import (
 from ortet.backends.sweep_epoch import EpochTracker
 
 _TIMELINE = "SELECT id, parent, at FROM timelines WHERE id = %s"
+_TIMELINES = "SELECT id, parent, at FROM timelines WHERE id = ANY (%s::uuid[])"
 _CHILDREN = """SELECT id, parent, at FROM timelines
     WHERE parent = %s AND id > %s ORDER BY id LIMIT %s"""
 _FIRST_CHILDREN = "SELECT id, parent, at FROM timelines WHERE parent = %s ORDER BY id LIMIT %s"
@@ -57,21 +57,34 @@ _ERASE = """UPDATE events SET salt = NULL, body = NULL
 
 
 class PostgresTimelines(Timelines):
-    """The part of PostgresCatalog that stores events."""
+    """The timelines and events of a PostgreSQL catalog. `PostgresCatalog` passes its parts.
 
-    _client: PostgresClient
-    _zstd: CachingCompressor  # not thread-safe: use under `_compress_lock`
-    _compress_lock: Lock
-    _group_commit: GroupCommit
-    epochs: EpochTracker
+    `time_override` returns the time of a clock other than SystemClock; None to use the database
+    clock.
+    """
 
-    @abstractmethod
-    def _time_override(self) -> int | None:
-        """Return the time of a clock other than SystemClock; None to use the database clock."""
+    def __init__(
+        self,
+        client: PostgresClient,
+        *,
+        epochs: EpochTracker,
+        group_commit: GroupCommit,
+        time_override: Callable[[], int | None],
+    ) -> None:
+        self._client = client
+        self._epochs = epochs
+        self._group_commit = group_commit
+        self._time_override = time_override
+        self._zstd = CachingCompressor()  # not thread-safe: use under `_compress_lock`
+        self._compress_lock = Lock()
 
     def timeline(self, id_: str) -> Timeline | None:
         found = self._client.run(_TIMELINE, (timeline_uuid(id_),))
         return _timeline(found[0]) if found else None
+
+    def timelines(self, ids: Sequence[str]) -> list[Timeline]:
+        found = self._client.run(_TIMELINES, ([timeline_uuid(id_) for id_ in ids],))
+        return [_timeline(row) for row in found]
 
     def children(self, id_: str, after: str = "", limit: int = 1000) -> list[Timeline]:
         if after:
@@ -94,7 +107,7 @@ class PostgresTimelines(Timelines):
             events[0].seq if events else 0,
             self._columns(events),
         )
-        at, epoch = self._time_override(), self.epochs.write_epoch()
+        at, epoch = self._time_override(), self._epochs.write_epoch()
 
         def alone(doubt: bool) -> None:
             values = {
@@ -113,7 +126,7 @@ class PostgresTimelines(Timelines):
                 values |= {"head": head, "salt": salt, "body": body}
             else:
                 values |= {**columns, **row_values(rows)}
-            with self.epochs.observe_conflicts():
+            with self._epochs.observe_conflicts():
                 self._client.run(statement, values, lease=lease)
 
         if (
@@ -136,7 +149,7 @@ class PostgresTimelines(Timelines):
             "bodies": bodies,
         }
 
-    def _append_values(self, appends: Sequence[Append]) -> dict[str, Any]:
+    def append_values(self, appends: Sequence[Append]) -> dict[str, Any]:
         """Return the parameters of several appends, concatenated. `ends` holds the end of each."""
         ends: list[int] = []
         for append in appends:

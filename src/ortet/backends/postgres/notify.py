@@ -38,11 +38,9 @@ _NOTIFY = """SELECT set_config('synchronous_commit', 'off', true)
     UNION ALL SELECT pg_notify(%s, told)::text FROM unnest(%s::text[]) AS told"""
 
 
-class PostgresSignal(PubSubSignal):
-    """A signal with one channel per store. A message is the sender's id and a topic."""
-
-    def __init__(self, database: PostgresDatabase, namespace: str) -> None:
-        super().__init__(_PostgresTransport(database, f"ortet_{namespace}"))
+def postgres_signal(database: PostgresDatabase, namespace: str) -> PubSubSignal:
+    """Return a signal with one channel per store. A message is the sender's id and a topic."""
+    return PubSubSignal(_PostgresTransport(database, f"ortet_{namespace}"))
 
 
 class _PostgresTransport(msgspec.Struct, frozen=True):

@@ -46,6 +46,8 @@ _IGNORED_SKEW_NS = 1_000_000_000
 
 Otherwise a lease would seem to end at another time with each call.
 """
+_EVENTS_PER_QUERY_COST = 100
+"""Reading this many unwanted events costs as much as one additional query."""
 _SLOW_TIMEOUT_SECONDS = 3600.0
 _DONE_IDS_PER_REQUEST = 32
 
@@ -187,6 +189,10 @@ class HttpCatalog(Catalog):
     def timeline(self, id_: str) -> Timeline | None:
         return cast(Timeline | None, self._call("timeline", id_=id_))
 
+    def timelines(self, ids: Sequence[str]) -> list[Timeline]:
+        found = (self.timeline(id_) for id_ in ids)
+        return [one for one in found if one is not None]
+
     def children(self, id_: str, after: str = "", limit: int = 1000) -> list[Timeline]:
         return cast(list[Timeline], self._call("children", id_=id_, after=after, limit=limit))
 
@@ -206,8 +212,24 @@ class HttpCatalog(Catalog):
         values = {"timeline": timeline, "after": after, "limit": limit, "newest": newest}
         return cast(list[EventRow], self._call("events", **values))
 
+    def events_by_seq(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
+        found, wanted = list[EventRow](), set(seqs)
+        after, last = (seqs[0] - 1, seqs[-1]) if seqs else (0, 0)
+        # few events, far apart: one query each
+        if len(seqs) * _EVENTS_PER_QUERY_COST < last - after:
+            asked = ((seq, self.events(timeline, seq - 1, 1)) for seq in seqs)
+            return [row for seq, rows in asked for row in rows if row.seq == seq]
+        while after < last and (rows := self.events(timeline, after, min(1000, last - after))):
+            found += [row for row in rows if row.seq in wanted]
+            after = rows[-1].seq
+        return found
+
     def last_seq(self, timeline: str) -> int:
         return cast(int, self._call("last_seq", timeline=timeline))
+
+    def last_heads(self, timelines: Sequence[str]) -> list[bytes]:
+        ends = (self.events(one, limit=1, newest=True) for one in timelines)
+        return [found[-1].head if found else b"" for found in ends]
 
     def trim_events(self, timeline: str, upto: int) -> int:
         return cast(int, self._call("trim_events", timeline=timeline, upto=upto))

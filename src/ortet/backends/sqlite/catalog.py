@@ -15,6 +15,7 @@ from ortet.backends.base import (
     Append,
     Catalog,
     CatalogRow,
+    EventRow,
     Head,
     Lease,
     LeaseClaim,
@@ -72,7 +73,7 @@ _VACUUM_FREE_FRACTION = 4
 """The file is rewritten (VACUUM) if at least one in this many pages is free."""
 
 
-class SqliteCatalog(SqliteTimelines, Catalog):
+class SqliteCatalog(Catalog):
     """The catalog of an embedded store.
 
     With `create=False`, a missing or empty file raises Corrupt("no_catalog"). A transaction waits
@@ -87,6 +88,7 @@ class SqliteCatalog(SqliteTimelines, Catalog):
         self._zstd = CachingCompressor()
         self._path = path
         self._handle = SqliteHandle(path, create=create, busy_ms=busy_ms)
+        self._timelines = SqliteTimelines(self._handle, self._clock, self._zstd)
 
     # heads
 
@@ -207,6 +209,52 @@ class SqliteCatalog(SqliteTimelines, Catalog):
             db.execute(_BEGIN)
             drop_row(db, kind, key)
             db.execute(_COMMIT)
+
+    # timelines
+
+    def timeline(self, id_: str) -> Timeline | None:
+        return self._timelines.timeline(id_)
+
+    def timelines(self, ids: Sequence[str]) -> list[Timeline]:
+        return self._timelines.timelines(ids)
+
+    def children(self, id_: str, after: str = "", limit: int = 1000) -> list[Timeline]:
+        return self._timelines.children(id_, after, limit)
+
+    def append(
+        self,
+        timeline: str,
+        events: Sequence[EventRow],
+        *,
+        lease: Lease | None = None,
+        rows: Sequence[RowChange] = (),
+    ) -> None:
+        self._timelines.append(timeline, events, lease=lease, rows=rows)
+
+    def events(
+        self, timeline: str, after: int = 0, limit: int = 1000, *, newest: bool = False
+    ) -> list[EventRow]:
+        return self._timelines.events(timeline, after, limit, newest=newest)
+
+    def events_by_seq(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
+        return self._timelines.events_by_seq(timeline, seqs)
+
+    def last_seq(self, timeline: str) -> int:
+        return self._timelines.last_seq(timeline)
+
+    def last_heads(self, timelines: Sequence[str]) -> list[bytes]:
+        return self._timelines.last_heads(timelines)
+
+    def trim_events(self, timeline: str, upto: int) -> int:
+        return self._timelines.trim_events(timeline, upto)
+
+    def erase_events(self, timeline: str, seqs: Sequence[int]) -> int:
+        return self._timelines.erase_events(timeline, seqs)
+
+    def drop_timeline(self, timeline: str) -> None:
+        self._timelines.drop_timeline(timeline)
+
+    # maintenance
 
     def scrub(self) -> None:
         with self._handle as db:

@@ -8,12 +8,12 @@ from functools import cache
 import apsw
 import msgspec
 
-from ortet._util.codec import Compressor
 from ortet.backends import errors
 from ortet.backends.base import EventRow, Lease, RowChange, Timeline, Timelines
 from ortet.backends.keys import check_limit
 from ortet.backends.row_codec import (
     MAX_BODY_BYTES,
+    BodyCompressor,
     CachingCompressor,
     compress_body,
     decompress_body,
@@ -69,16 +69,21 @@ _HAS_CHILDREN = "SELECT EXISTS (SELECT 1 FROM timelines WHERE parent = ?)"
 
 
 class SqliteTimelines(Timelines):
-    """The part of SqliteCatalog that stores events."""
+    """The timelines and events of a SQLite catalog. `SqliteCatalog` passes its handle."""
 
-    _handle: SqliteHandle
-    _clock: Clock
-    _zstd: CachingCompressor  # used to compress only while the handle is held
+    def __init__(self, handle: SqliteHandle, clock: Clock, zstd: CachingCompressor) -> None:
+        self._handle = handle
+        self._clock = clock
+        self._zstd = zstd  # used to compress only while the handle is held
 
     def timeline(self, id_: str) -> Timeline | None:
         with self._handle as db:
             found = fetch_all(db, _TIMELINE, (raw_id(id_),))
         return Timeline(*found[0]) if found else None
+
+    def timelines(self, ids: Sequence[str]) -> list[Timeline]:
+        found = (self.timeline(id_) for id_ in ids)
+        return [one for one in found if one is not None]
 
     def children(self, id_: str, after: str = "", limit: int = 1000) -> list[Timeline]:
         with self._handle as db:
@@ -238,7 +243,7 @@ def _check_fork_point(db: apsw.Connection, timeline: str, at: int) -> None:
 
 
 def add_events(
-    db: apsw.Connection, timeline: str, events: Sequence[EventRow], zstd: Compressor
+    db: apsw.Connection, timeline: str, events: Sequence[EventRow], zstd: BodyCompressor
 ) -> None:
     """Append events inside a transaction. The first one must be the next of its timeline."""
     last = _last_seq(db, timeline)

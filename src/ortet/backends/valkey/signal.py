@@ -13,11 +13,9 @@ _KEEPALIVE_SECONDS = 1.0
 _KEEPALIVE_TIMEOUT_SECONDS = 3.0
 
 
-class ValkeySignal(PubSubSignal):
-    """A signal with one channel per topic."""
-
-    def __init__(self, address: ValkeyAddress, namespace: str) -> None:
-        super().__init__(_ValkeyTransport(address, f"ortet:{{{check_namespace(namespace)}}}:s:"))
+def valkey_signal(address: ValkeyAddress, namespace: str) -> PubSubSignal:
+    """Return a signal with one channel per topic."""
+    return PubSubSignal(_ValkeyTransport(address, f"ortet:{{{check_namespace(namespace)}}}:s:"))
 
 
 class _ValkeyTransport(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ortet.backends.base import Cache, Signal
 from ortet.backends.valkey.cache import ValkeyCache
 from ortet.backends.valkey.client import shared_client
-from ortet.backends.valkey.signal import ValkeySignal
+from ortet.backends.valkey.signal import valkey_signal
 from ortet.backends.valkey.valkeyaddress import VALKEY_SCHEMES, parse_valkey_url
 
 __all__ = ["is_valkey", "open_cache", "open_signal"]
@@ -29,7 +29,7 @@ def open_signal(url: str, *, namespace: str) -> Signal:
     address = parse_valkey_url(url)
     link = shared_client(address)
     try:
-        return ValkeySignal(address, namespace)
+        return valkey_signal(address, namespace)
     finally:
         link.remove_user()
 

@@ -31,7 +31,7 @@ from ortet.sessions.environment.variables import SessionVariables
 from ortet.sessions.history.participants import OpenSessionParticipant
 from ortet.sessions.profiles import Profile
 from ortet.sessions.writing.lease_handover import commit_before_release
-from ortet.store.lease import HeldLease
+from ortet.store.lease import WriterLease
 from ortet.workspaces.table import FilesMode
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class EnvironmentMixin(ActionsMixin):
     """The verbs of Session that probe the environment and write handover files."""
 
     profile: Profile
-    held_lease: HeldLease
+    held_lease: WriterLease
     _sessions: SessionManager
     _participant: OpenSessionParticipant
     _files: Workspace | None

@@ -26,7 +26,7 @@ from ortet.journal.event_log import EventLog
 from ortet.journal.events import Draft, Event, Tip
 from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
-from ortet.store.lease import HeldLease
+from ortet.store.lease import WriterLease
 
 Durability = Literal["event", "group", "commit"]
 """When an event is on disk: before its verb returns, within some ms, or with the next commit."""
@@ -60,7 +60,7 @@ class EventWriter:
         clock: Clock,
         state: SessionState,
         tip: Tip,
-        held_lease: HeldLease,
+        held_lease: WriterLease,
         durability: Durability = "event",
         group_ms: float = 5.0,
         on_durable: Callable[[], None] = lambda: None,
