@@ -1,6 +1,7 @@
 """Measures folders, names, inheritance, import cycles and public names of the source tree.
 
-`scripts/structure` prints the table, and so does `scripts/lint`.
+`scripts/structure` prints the table, and so does `scripts/lint`. `tests/test_structure.py` uses the
+functions to check the limits.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 LARGE_FOLDERS = ("cli/commands", "server/operations", "machines/standalone")
+MAX_MODULES = 16
+MIN_LINES = 60
+RECORD_BASES = {"Struct", "NamedTuple", "Exception", "Enum", "StrEnum", "IntEnum", "TypedDict"}
 
 
 def module_name(path: Path) -> str:
@@ -34,6 +38,10 @@ def imports_of(module: str) -> dict[str, str]:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("ortet"):
             for alias in node.names:
                 found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("ortet."):
+                    found[alias.asname or alias.name] = alias.name
     return found
 
 
@@ -50,14 +58,14 @@ def edges(module: str) -> set[str]:
     return found
 
 
-def largest_cycle() -> int:
-    """Return the size of the largest strongly connected component (Tarjan, without recursion)."""
+def import_cycles() -> list[list[str]]:
+    """Return the modules of each import cycle (Tarjan's algorithm, without recursion)."""
     graph = {module: sorted(edges(module)) for module in TREES}
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
     on_stack: set[str] = set()
-    largest = 0
+    cycles: list[list[str]] = []
     for root, first in graph.items():
         if root in index:
             continue
@@ -81,15 +89,12 @@ def largest_cycle() -> int:
                 if work:
                     low[work[-1][0]] = min(low[work[-1][0]], low[node])
                 if low[node] == index[node]:
-                    size = 0
-                    while True:
-                        top = stack.pop()
-                        on_stack.discard(top)
-                        size += 1
-                        if top == node:
-                            break
-                    largest = max(largest, size)
-    return largest
+                    members = stack[stack.index(node) :]
+                    del stack[-len(members) :]
+                    on_stack.difference_update(members)
+                    if len(members) > 1:
+                        cycles.append(sorted(members))
+    return cycles
 
 
 def bases_of(full: str) -> list[str]:
@@ -116,10 +121,24 @@ def is_contract(full: str) -> bool:
     )
 
 
+def is_abstract(full: str) -> bool:
+    """Return True for a contract, also one with default methods."""
+    return is_contract(full) or any(
+        isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)
+        and any("abstractmethod" in ast.unparse(mark) for mark in item.decorator_list)
+        for item in CLASSES[full].body
+    )
+
+
+def concrete_bases(full: str) -> list[str]:
+    """Return the bases that are neither contracts nor records nor exceptions."""
+    return [base for base in bases_of(full) if not is_abstract(base) and not is_record(base)]
+
+
 def is_record(full: str) -> bool:
     """Return True for a record or an exception, also one that extends another."""
     bases = {ast.unparse(base).rpartition(".")[2] for base in CLASSES[full].bases}
-    if bases & {"Struct", "NamedTuple", "Exception", "Enum", "StrEnum"}:
+    if bases & RECORD_BASES:
         return True
     return any(is_record(base) for base in bases_of(full))
 
@@ -151,17 +170,44 @@ def docstrings() -> list[str]:
     ]
 
 
+def folder_sizes() -> Counter[str]:
+    """Return the number of modules of each folder."""
+    return Counter(
+        path.parent.relative_to(SOURCE / "ortet").as_posix()
+        for path, _ in TREES.values()
+        if path.name != "__init__.py"
+    )
+
+
+def large_folders() -> list[str]:
+    return sorted(
+        name
+        for name, size in folder_sizes().items()
+        if size > MAX_MODULES and name not in LARGE_FOLDERS
+    )
+
+
+def small_modules() -> list[str]:
+    """Return the modules below 60 lines whose docstring does not say "of its own"."""
+    return sorted(
+        path.relative_to(SOURCE / "ortet").as_posix()
+        for path, tree in TREES.values()
+        if path.name not in ("__init__.py", "__main__.py")
+        and path.read_text().count("\n") < MIN_LINES
+        and "of its own" not in " ".join((ast.get_docstring(tree) or "").split())
+    )
+
+
+def package_docstrings() -> dict[str, int]:
+    """Return the number of lines of the docstring of each package below `ortet`."""
+    return {
+        module: len((ast.get_docstring(tree) or "").splitlines())
+        for module, (path, tree) in TREES.items()
+        if path.name == "__init__.py" and module != "ortet"
+    }
+
+
 def main() -> None:
-    folders: Counter[str] = Counter()
-    small = 0
-    for path, tree in TREES.values():
-        if path.name == "__init__.py":
-            continue
-        folders[path.parent.relative_to(SOURCE / "ortet").as_posix()] += 1
-        if path.read_text().count("\n") < 60 and "of its own" not in (
-            ast.get_docstring(tree) or ""
-        ):
-            small += 1
     places = defaultdict(set)
     for full in CLASSES:
         places[full.rpartition(".")[2]].add(full)
@@ -170,14 +216,14 @@ def main() -> None:
         name: len(public_names(f"ortet.{name}"))
         for name in ("sessions.session.Session", "hub.hub.Hub", "workspaces.workspace.Workspace")
     }
-    large = [name for name, size in folders.items() if size > 16 and name not in LARGE_FOLDERS]
+    large = large_folders()
     for label, value in {
-        "modules": sum(folders.values()),
-        "folders with more than 16 modules": f"{len(large)} {' '.join(sorted(large))}",
-        "modules below 60 lines without a stated reason": small,
+        "modules": folder_sizes().total(),
+        "folders with more than 16 modules": f"{len(large)} {' '.join(large)}",
+        "modules below 60 lines without a stated reason": len(small_modules()),
         "class names used more than once": sum(len(found) > 1 for found in places.values()),
         "deepest chain of concrete classes": max(map(depth, CLASSES)),
-        "largest import cycle": largest_cycle(),
+        "largest import cycle": max(map(len, import_cycles()), default=1),
         "public names of Session / Hub / Workspace": " / ".join(map(str, named.values())),
         "docstrings that begin 'The same'": sum(text.startswith("The same") for text in texts),
     }.items():
