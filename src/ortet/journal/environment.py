@@ -169,9 +169,9 @@ def _variables(
     old: Mapping[str, Variable], new: Mapping[str, Variable]
 ) -> Iterator[EnvironmentDifference]:
     for name in sorted({*old, *new}):
-        then, now = old.get(name), new.get(name)
-        if then is None or not then.matches(now):
-            yield EnvironmentDifference("variable", name, _text(then), _text(now))
+        before, after = old.get(name), new.get(name)
+        if before is None or not before.matches(after):
+            yield EnvironmentDifference("variable", name, _text(before), _text(after))
 
 
 def _text(variable: Variable | None) -> str:
@@ -218,23 +218,23 @@ def environment_lines(
     """
     if current is None:
         return []
-    found: list[tuple[str, Any]] = []
+    lines: list[tuple[str, Any]] = []
     if current.git is not None:
-        where = current.git.branch or "detached"
+        branch = current.git.branch or "detached"
         line = (
-            f"git: {where} at {current.git.head[:12] or 'no commit'}, changed: "
+            f"git: {branch} at {current.git.head[:12] or 'no commit'}, changed: "
             f"{_dirty(current.git)}"
         )
         line += f", {current.git.stashes} stashed" if current.git.stashes else ""
-        found.append((line, {"git": msgspec.to_builtins(current.git)}))
-    then = initial or current
+        lines.append((line, {"git": msgspec.to_builtins(current.git)}))
+    earlier = initial or current
     kinds = ("package", "python", "npm lock", "debian packages")
-    for one in differences(then, current):
-        if one.part in kinds:
-            found.append((str(one), msgspec.to_builtins(one)))
+    for difference in differences(earlier, current):
+        if difference.part in kinds:
+            lines.append((str(difference), msgspec.to_builtins(difference)))
     for name, value in _variable_texts(current).items():
-        found.append((f"variable {name}: {value}", {"variable": name, "value": value}))
-    found += [(f"hosts: {line}", {"hosts": line}) for line in current.hosts]
+        lines.append((f"variable {name}: {value}", {"variable": name, "value": value}))
+    lines += [(f"hosts: {line}", {"hosts": line}) for line in current.hosts]
     if current.resolver and initial is not None and initial.resolver != current.resolver:
-        found.append((f"resolver: {'; '.join(current.resolver)}", {"resolver": current.resolver}))
-    return found
+        lines.append((f"resolver: {'; '.join(current.resolver)}", {"resolver": current.resolver}))
+    return lines

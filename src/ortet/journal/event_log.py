@@ -57,14 +57,14 @@ class EventLog:
         rows = self._catalog.events(self.timeline, limit=1, newest=True)
         if rows:
             return self._chain.tip(rows[0])
-        at = self._catalog.last_seq(self.timeline)
-        if at == self.base.seq:
+        last_seq = self._catalog.last_seq(self.timeline)
+        if last_seq == self.base.seq:
             time = 0
             for event in self.newest(1):
                 time = event.time
-            return Tip(at, self.base.hash, time)
-        found = list(self.rows(at - 1, at))
-        return self._chain.tip(found[-1]) if found else Tip()
+            return Tip(last_seq, self.base.hash, time)
+        rows_at_tip = list(self.rows(last_seq - 1, last_seq))
+        return self._chain.tip(rows_at_tip[-1]) if rows_at_tip else Tip()
 
     def events(self, after: int = 0, upto: int | None = None) -> Iterator[Event]:
         """Yield the events with after < seq <= upto, in order."""
@@ -79,8 +79,8 @@ class EventLog:
         rows = self._catalog.events(timeline, seq - 1, 1)
         if rows and rows[0].seq == seq:
             return self._chain.read(rows[0], timeline)
-        found = next(self.events(seq - 1, seq), None)  # sealed, and its row was trimmed
-        return found if found is not None and found.timeline == timeline else None
+        event = next(self.events(seq - 1, seq), None)  # sealed, and its row was trimmed
+        return event if event is not None and event.timeline == timeline else None
 
     def pick_events(self, timeline: str, seqs: Sequence[int]) -> list[Event]:
         """Return several events of a timeline with one query. `seqs` is sorted.
@@ -96,13 +96,13 @@ class EventLog:
 
         None means that at least one of them is not in the catalog.
         """
-        found: list[Event] = []
+        events: list[Event] = []
         for span in self.timeline_spans():
             low, high = bisect_right(seqs, span.after), bisect_right(seqs, span.upto)
             if low < high:
                 rows = self._catalog.events_by_seq(span.timeline, seqs[low:high])
-                found += [self._chain.read(row, span.timeline) for row in rows]
-        return found if len(found) == len(seqs) else None
+                events += [self._chain.read(row, span.timeline) for row in rows]
+        return events if len(events) == len(seqs) else None
 
     def rows(self, after: int = 0, upto: int | None = None) -> Iterator[EventRow]:
         """Yield the rows with after < seq <= upto, in order."""
@@ -116,19 +116,19 @@ class EventLog:
 
     def newest(self, limit: int) -> list[Event]:
         """Return the last `limit` events, in order."""
-        found: list[tuple[str, EventRow]] = []
+        newest: list[tuple[str, EventRow]] = []
         for span in reversed(self.timeline_spans()):
-            want = limit - len(found)
-            rows = self._newest_rows(span, want)
-            found[:0] = [(span.timeline, row) for row in rows]
-            if len(found) >= limit:
+            missing = limit - len(newest)
+            rows = self._newest_rows(span, missing)
+            newest[:0] = [(span.timeline, row) for row in rows]
+            if len(newest) >= limit:
                 break
-        if len(found) < limit and found and found[0][1].seq > 1:
-            low = found[0][1].seq
-            found[:0] = list(self._rows(max(0, low - 1 - (limit - len(found))), low - 1))
-        if not found and self.base.seq:
-            found = list(self._rows(max(0, self.base.seq - limit), None))
-        return [self._chain.read(row, timeline) for timeline, row in found]
+        if len(newest) < limit and newest and newest[0][1].seq > 1:
+            low = newest[0][1].seq
+            newest[:0] = list(self._rows(max(0, low - 1 - (limit - len(newest))), low - 1))
+        if not newest and self.base.seq:
+            newest = list(self._rows(max(0, self.base.seq - limit), None))
+        return [self._chain.read(row, timeline) for timeline, row in newest]
 
     def _newest_rows(self, span: TimelineSpan, limit: int) -> list[EventRow]:
         if span.upto <= span.after:
@@ -173,18 +173,18 @@ class EventLog:
             chosen.append(segment)
             if first_seq(segment) <= after + 1:
                 break
-        found = after
+        last_seq = after
         for segment in reversed(chosen):
             for row in unseal(self._objects, segment):
                 if after < row.seq <= upto:
-                    found = row.seq
+                    last_seq = row.seq
                     yield segment.timeline.hex(), row
-        if found < upto:
+        if last_seq < upto:
             # raises NotFound if the timeline was removed concurrently
             self._catalog.last_seq(self.timeline)
             raise Corrupt(
                 "no_events",
-                f"events {found + 1} to {upto} of timeline {self.timeline} are neither in the "
+                f"events {last_seq + 1} to {upto} of timeline {self.timeline} are neither in the "
                 "catalog nor in the commit: run `ortet verify`",
             )
 
@@ -197,14 +197,14 @@ class EventLog:
         base = previous or self.base
         segment = base.segment
         run: list[EventRow] = []
-        of = ""
+        run_timeline = ""
         for timeline, row in self._rows(base.seq, tip.seq):
-            if run and timeline != of:
-                segment = seal(self._objects, of, run, segment)
+            if run and timeline != run_timeline:
+                segment = seal(self._objects, run_timeline, run, segment)
                 run = []
-            of = timeline
+            run_timeline = timeline
             run.append(row)
-        return seal(self._objects, of, run, segment) if run else segment
+        return seal(self._objects, run_timeline, run, segment) if run else segment
 
 
 def timeline_spans_to(catalog: Catalog, timeline: str, upto: int) -> list[TimelineSpan]:
@@ -212,24 +212,24 @@ def timeline_spans_to(catalog: Catalog, timeline: str, upto: int) -> list[Timeli
 
     The list is empty if the timeline is unknown here.
     """
-    found: list[TimelineSpan] = []
+    spans: list[TimelineSpan] = []
     while timeline:
-        line = catalog.timeline(timeline)
-        if line is None:  # of another host: its events are in segments
+        row = catalog.timeline(timeline)
+        if row is None:  # of another host: its events are in segments
             break
-        found.append(TimelineSpan(timeline, line.at, upto))
-        timeline, upto = line.parent, line.at
-    return found[::-1]
+        spans.append(TimelineSpan(timeline, row.at, upto))
+        timeline, upto = row.parent, row.at
+    return spans[::-1]
 
 
 def last_shared_seq(before: Sequence[TimelineSpan], after: Sequence[TimelineSpan]) -> int:
     """Return the number of the last event that two logs of one family share."""
     if not before or not after:
         return 0
-    known = {span.timeline: span.upto for span in before}
+    upto_before = {span.timeline: span.upto for span in before}
     shared = min(before[0].after, after[0].after)  # earlier events belong to another host
     for span in after:
-        upto = known.get(span.timeline, 0)
+        upto = upto_before.get(span.timeline, 0)
         shared = max(shared, min(span.upto, upto))
         if upto < span.upto:
             break
@@ -238,10 +238,10 @@ def last_shared_seq(before: Sequence[TimelineSpan], after: Sequence[TimelineSpan
 
 def seq_ranges(events: Sequence[Event]) -> list[tuple[int, int]]:
     """Return runs of consecutive event numbers as (first, last)."""
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for event in events:
-        if found and found[-1][1] == event.seq - 1:
-            found[-1] = (found[-1][0], event.seq)
+        if ranges and ranges[-1][1] == event.seq - 1:
+            ranges[-1] = (ranges[-1][0], event.seq)
         else:
-            found.append((event.seq, event.seq))
-    return found
+            ranges.append((event.seq, event.seq))
+    return ranges

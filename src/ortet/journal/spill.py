@@ -43,12 +43,12 @@ def spill_long_texts(data: dict[str, Any], limit: int, put: PutContent) -> dict[
 
 def load_spilled(data: dict[str, Any], load: LoadContent) -> dict[str, Any]:
     """Return the data with all separately stored values put back."""
-    found: Any = {key: value for key, value in data.items() if key != SPILL_KEY}
+    whole: Any = {key: value for key, value in data.items() if key != SPILL_KEY}
     for path, named in reversed(data.get(SPILL_KEY, ())):
         content = load(named)
         value = msgspec.json.decode(content) if named.get("json") else content.decode()
-        found = _replace_at(found, path, value)
-    return dict(found)
+        whole = _replace_at(whole, path, value)
+    return dict(whole)
 
 
 def _find_long_values(
@@ -63,12 +63,12 @@ def _find_long_values(
         ):
             yield list(path), value
             return
-        for key, one in value.items():
+        for key, item in value.items():
             if path or key != SPILL_KEY:
-                yield from _find_long_values(one, limit, (*path, key))
+                yield from _find_long_values(item, limit, (*path, key))
     elif isinstance(value, list | tuple):
-        for number, one in enumerate(value):
-            yield from _find_long_values(one, limit, (*path, number))
+        for number, item in enumerate(value):
+            yield from _find_long_values(item, limit, (*path, number))
 
 
 def _placeholder(part: dict[str, Any]) -> dict[str, Any]:
@@ -81,4 +81,6 @@ def _replace_at(value: Any, path: Sequence[Any], new: Any) -> Any:
     key, *rest = path
     if isinstance(value, dict):
         return {**value, key: _replace_at(value.get(key), rest, new)}
-    return [_replace_at(one, rest, new) if at == key else one for at, one in enumerate(value)]
+    return [
+        _replace_at(item, rest, new) if index == key else item for index, item in enumerate(value)
+    ]

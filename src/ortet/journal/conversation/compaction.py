@@ -143,8 +143,8 @@ def recover_messages(
     Raises:
         Corrupt: kind "bad_compaction", if the messages do not match the digest.
     """
-    found = message_events(events)
-    if compaction.digest and (len(found), digest_of(found, hasher)) != (
+    messages = message_events(events)
+    if compaction.digest and (len(messages), digest_of(messages, hasher)) != (
         compaction.count,
         compaction.digest,
     ):
@@ -155,7 +155,7 @@ def recover_messages(
             "out: run `ortet verify`",
             seq=compaction.seq,
         )
-    return [message_of(event) for event in found if not event.erased]
+    return [message_of(event) for event in messages if not event.erased]
 
 
 def compactions(at: int, read: Callable[[int, int], Iterable[Event]]) -> Iterator[Compaction]:
@@ -184,16 +184,16 @@ def extract_summary(messages: list[Message], limit: int = SUMMARY_CHARS) -> str:
     lines = [_line(message) for message in messages if message.role not in _SYSTEM_ROLES]
     lines = [line for line in lines if line]
     room = limit - len(earlier) - 1
-    first, kept = lines[:1], []
+    first, newest = lines[:1], []
     room -= sum(len(line) + 1 for line in first)
     for line in reversed(lines[1:]):
         if len(line) + 1 > room - len(_gap(len(lines))):
             break
         room -= len(line) + 1
-        kept.append(line)
-    gone = len(lines) - len(first) - len(kept)
-    middle = [_gap(gone)] if gone else []
-    return clip("\n".join(filter(None, [earlier, *first, *middle, *reversed(kept)])), limit)
+        newest.append(line)
+    left_out = len(lines) - len(first) - len(newest)
+    middle = [_gap(left_out)] if left_out else []
+    return clip("\n".join(filter(None, [earlier, *first, *middle, *reversed(newest)])), limit)
 
 
 def _gap(count: int) -> str:

@@ -103,12 +103,12 @@ def build_context(
         fitting = _cut([summary], max(room // 2, 0), count)
         first += fitting
         room -= sum(message_tokens(message, count) for message in fitting)
-    looked, more = _read_newest(newest, room, count)
-    whole = group_messages(without_obsolete_results(looked))
-    taken: list[Message] = []
+    read, more = _read_newest(newest, room, count)
+    whole = group_messages(without_obsolete_results(read))
+    chosen: list[Message] = []
     for group in reversed(whole):
         size = sum(message_tokens(message, count) for message in group)
-        if size > room and not taken:
+        if size > room and not chosen:
             group = _cut(group, room, count)  # noqa: PLW2901 the newest is always there
             size = sum(message_tokens(message, count) for message in group)
             if not group:
@@ -117,8 +117,8 @@ def build_context(
             more = True
             break
         room -= size
-        taken[:0] = group
-    messages = [*first, *taken]
+        chosen[:0] = group
+    messages = [*first, *chosen]
     return ModelContext(messages, tokens - room, left_out=more, stable=len(messages))
 
 
@@ -126,13 +126,13 @@ def _read_newest(
     newest: Iterator[Message], tokens_left: int, count: TokenCounter
 ) -> tuple[list[Message], bool]:
     """Return the newest messages that fill `tokens_left`, in order, and True if there are more."""
-    looked: list[Message] = []
+    messages: list[Message] = []
     for message in newest:
-        if tokens_left < 0 and len(looked) >= _MIN_MESSAGES:
-            return looked[::-1], True
-        looked.append(message)
+        if tokens_left < 0 and len(messages) >= _MIN_MESSAGES:
+            return messages[::-1], True
+        messages.append(message)
         tokens_left -= message_tokens(message, count)
-    return looked[::-1], False
+    return messages[::-1], False
 
 
 def _cut(group: Sequence[Message], tokens_left: int, count: TokenCounter) -> list[Message]:

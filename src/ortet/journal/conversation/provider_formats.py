@@ -34,12 +34,12 @@ _ARGUMENT_KEYS = ("input", "args", "arguments")
 
 def to_chat_completions(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Return messages in the format of chat completions."""
-    found: list[dict[str, Any]] = []
+    converted: list[dict[str, Any]] = []
     for message in messages:
         parts = message.content if isinstance(message.content, list) else []
         calls = [part for part in parts if _type(part) == "tool_use"]
         results = [part for part in parts if _type(part) == "tool_result"]
-        found += [
+        converted += [
             {
                 "role": "tool",
                 "tool_call_id": part.get("tool_use_id", ""),
@@ -51,14 +51,16 @@ def to_chat_completions(messages: Iterable[Message]) -> list[dict[str, Any]]:
         if results and not rest:
             continue
         content = (rest or None) if parts else "" if message.content == [] else message.content
-        one: dict[str, Any] = {"role": message.role, "content": content}
-        one |= {key: message.extra[key] for key in _EXTRA_FIELDS if key in message.extra}
+        chat_message: dict[str, Any] = {"role": message.role, "content": content}
+        chat_message |= {key: message.extra[key] for key in _EXTRA_FIELDS if key in message.extra}
         if calls:
-            one["tool_calls"] = [_function_call(part) for part in calls]
-        elif isinstance(one.get("tool_calls"), list | tuple):
-            one["tool_calls"] = [_function_call(call) for call in one["tool_calls"]]
-        found.append(one)
-    return found
+            chat_message["tool_calls"] = [_function_call(part) for part in calls]
+        elif isinstance(chat_message.get("tool_calls"), list | tuple):
+            chat_message["tool_calls"] = [
+                _function_call(call) for call in chat_message["tool_calls"]
+            ]
+        converted.append(chat_message)
+    return converted
 
 
 def _function_call(call: Any) -> Any:
@@ -66,13 +68,13 @@ def _function_call(call: Any) -> Any:
 
     A value that is not a call is returned unchanged.
     """
-    made = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(made, dict) or "name" not in made:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or "name" not in function:
         return call
-    given: Any = next((made[key] for key in _ARGUMENT_KEYS if made.get(key)), {})
-    arguments = given if isinstance(given, str) else to_json(given)
-    function = {"name": made["name"], "arguments": arguments}
-    return {"id": call.get("id", ""), "type": "function", "function": function}
+    value: Any = next((function[key] for key in _ARGUMENT_KEYS if function.get(key)), {})
+    arguments = value if isinstance(value, str) else to_json(value)
+    converted = {"name": function["name"], "arguments": arguments}
+    return {"id": call.get("id", ""), "type": "function", "function": converted}
 
 
 def to_content_parts(messages: Iterable[Message], stable: int = 0) -> dict[str, Any]:
@@ -81,35 +83,35 @@ def to_content_parts(messages: Iterable[Message], stable: int = 0) -> dict[str, 
     The end of the first `stable` messages is marked for the prompt cache.
     """
     rules: list[str] = []
-    found: list[dict[str, Any]] = []
+    converted: list[dict[str, Any]] = []
     for number, message in enumerate(messages, 1):
         if message.role in _SYSTEM_ROLES:
             rules.append(text_of(message.content))
             continue
         role = "assistant" if message.role == "assistant" else "user"
         content = [part for part in _message_parts(message) if not _is_blank(part)]
-        if content and found and found[-1]["role"] == role:  # roles must alternate in this format
-            found[-1]["content"] += content
+        if content and converted and converted[-1]["role"] == role:  # roles must alternate
+            converted[-1]["content"] += content
         elif content:
-            found.append({"role": role, "content": content})
-        if found and number == stable:
-            found[-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}
-    return {"system": "\n\n".join(rules), "messages": found}
+            converted.append({"role": role, "content": content})
+        if converted and number == stable:
+            converted[-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}
+    return {"system": "\n\n".join(rules), "messages": converted}
 
 
 def to_response_items(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Return items of the Responses API. Calls, results and reasoning are separate items."""
-    found: list[dict[str, Any]] = []
+    items: list[dict[str, Any]] = []
     for message in messages:
         content = message.content if isinstance(message.content, list) else None
-        found += [dict(part) for part in content or () if _type(part) == "reasoning"]
+        items += [dict(part) for part in content or () if _type(part) == "reasoning"]
         rest = [part for part in content or () if _type(part) != "reasoning"]
         if content and not rest:
             continue
-        said = message if content is None else replace(message, content=rest)
-        for one in to_chat_completions([said]):
-            found += _items(one)
-    return found
+        without_reasoning = message if content is None else replace(message, content=rest)
+        for chat_message in to_chat_completions([without_reasoning]):
+            items += _items(chat_message)
+    return items
 
 
 def _items(message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -117,26 +119,29 @@ def _items(message: dict[str, Any]) -> list[dict[str, Any]]:
     if message["role"] == "tool":
         output = {"call_id": message.get("tool_call_id", ""), "output": text_of(message["content"])}
         return [{"type": "function_call_output", **output}]
-    found: list[dict[str, Any]] = []
+    items: list[dict[str, Any]] = []
     content = message["content"]
     if isinstance(content, list) and message["role"] == "user":
         content = [_input(part) for part in content]
     elif content is not None:
         content = text_of(content)
     if content:
-        found.append({"type": "message", "role": message["role"], "content": content})
+        items.append({"type": "message", "role": message["role"], "content": content})
     for call in message.get("tool_calls") or ():
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
-            said = {"name": function.get("name", ""), "arguments": function.get("arguments", "{}")}
-            found.append({"type": "function_call", "call_id": call.get("id", ""), **said})
-    return found
+            fields = {
+                "name": function.get("name", ""),
+                "arguments": function.get("arguments", "{}"),
+            }
+            items.append({"type": "function_call", "call_id": call.get("id", ""), **fields})
+    return items
 
 
 def _input(part: Any) -> dict[str, Any]:
     if _type(part) == "image_url":
-        given = part.get("image_url")
-        url = given.get("url") if isinstance(given, dict) else given
+        value = part.get("image_url")
+        url = value.get("url") if isinstance(value, dict) else value
         return {"type": "input_image", "image_url": url, "detail": "auto"}
     return {"type": "input_text", "text": text_of([part])}
 
@@ -146,20 +151,20 @@ def _message_parts(message: Message) -> list[dict[str, Any]]:
     if message.role == "tool":
         (id_, *_) = results_of(message) or [""]
         return [{"type": "tool_result", "tool_use_id": id_, "content": text_of(content)}]
-    found: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
     if isinstance(content, str):
-        found.append({"type": "text", "text": content})
+        parts.append({"type": "text", "text": content})
     elif isinstance(content, list):
-        found += [
+        parts += [
             dict(part) if isinstance(part, dict) else {"type": "text", "text": text_of(part)}
             for part in content
         ]
     elif content is not None:
-        found.append({"type": "text", "text": text_of(content)})
-    there = {part.get("id") for part in found if part.get("type") == "tool_use"}
+        parts.append({"type": "text", "text": text_of(content)})
+    present_ids = {part.get("id") for part in parts if part.get("type") == "tool_use"}
     for call in message.extra.get("tool_calls") or ():
-        found += [part for part in _tool_use_parts(call) if part["id"] not in there]
-    return found
+        parts += [part for part in _tool_use_parts(call) if part["id"] not in present_ids]
+    return parts
 
 
 def _is_blank(part: dict[str, Any]) -> bool:
@@ -172,11 +177,11 @@ def _tool_use_parts(call: Any) -> list[dict[str, Any]]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return []
-    given = function.get("arguments") or "{}"
+    value = function.get("arguments") or "{}"
     try:
-        arguments = msgspec.json.decode(given) if isinstance(given, str) else given
+        arguments = msgspec.json.decode(value) if isinstance(value, str) else value
     except msgspec.DecodeError:
-        arguments = {"arguments": given}
+        arguments = {"arguments": value}
     if not isinstance(arguments, dict):
         arguments = {"arguments": arguments}
     name = function.get("name", "")
@@ -222,10 +227,10 @@ def _misplaced_parts_as_text(message: Message) -> Message:
     content = message.content
     if not isinstance(content, list) or not any(_is_part_of_type(part, other) for part in content):
         return message
-    told = [
+    converted = [
         {"type": "text", "text": text_of([p])} if _is_part_of_type(p, other) else p for p in content
     ]
-    return replace(message, content=told)
+    return replace(message, content=converted)
 
 
 def _is_part_of_type(part: Any, kind: str) -> bool:
@@ -305,16 +310,16 @@ def _without_duplicate_parts(message: Message, id_key: str, excluded: set[str]) 
     """Return the message without parts whose id is a duplicate or in `excluded`."""
     if not isinstance(message.content, list):
         return message
-    seen, kept = set(excluded), list[Any]()
+    seen_ids, parts = set(excluded), list[Any]()
     for part in message.content:
         id_ = part.get(id_key) if isinstance(part, dict) else None
-        is_one = isinstance(part, dict) and part.get("type") in ("tool_use", "tool_result")
-        if is_one and isinstance(id_, str):
-            if id_ in seen:
+        is_pair_part = isinstance(part, dict) and part.get("type") in ("tool_use", "tool_result")
+        if is_pair_part and isinstance(id_, str):
+            if id_ in seen_ids:
                 continue
-            seen.add(id_)
-        kept.append(part)
-    return replace(message, content=kept)
+            seen_ids.add(id_)
+        parts.append(part)
+    return replace(message, content=parts)
 
 
 def _synthetic_result(call: ToolCall) -> Message:
@@ -333,7 +338,7 @@ def _convert_content(content: Any, convert: ConvertPart) -> Any:
         return content
     if not isinstance(content, list):
         return text_of(content)
-    return [convert(_normalise_part(one)) for one in content]
+    return [convert(_normalise_part(part)) for part in content]
 
 
 def _normalise_part(part: Any) -> dict[str, Any]:
@@ -363,7 +368,7 @@ def to_chat_part(part: dict[str, Any]) -> dict[str, Any]:
 def _result(content: Any) -> dict[str, Any]:
     """Return the content of a result. Content that is neither text nor parts becomes text."""
     are_parts = isinstance(content, list) and all(
-        isinstance(one, dict) and isinstance(one.get("type"), str) for one in content
+        isinstance(part, dict) and isinstance(part.get("type"), str) for part in content
     )
     return {"content": content if are_parts else text_of(content)}
 
@@ -372,19 +377,19 @@ def to_content_part(part: dict[str, Any]) -> dict[str, Any]:
     """Convert a part for APIs with content parts. An image has a URL or base64 data."""
     kind = part["type"]
     if kind == "tool_use":
-        given = part.get("input")
-        told = given if isinstance(given, dict) else {"input": given}
-        return {key: part[key] for key in _TOOL_USE_KEYS if key in part} | {"input": told}
+        value = part.get("input")
+        arguments = value if isinstance(value, dict) else {"input": value}
+        return {key: part[key] for key in _TOOL_USE_KEYS if key in part} | {"input": arguments}
     if kind == "tool_result":
         return {key: part[key] for key in _TOOL_RESULT_KEYS if key in part} | _result(
             part.get("content")
         )
     if kind != "image_url":
         return part
-    given = part.get("image_url")
-    url = str(given.get("url", "")) if isinstance(given, dict) else str(given)
-    head, found, data = url.partition(_BASE64)
+    value = part.get("image_url")
+    url = str(value.get("url", "")) if isinstance(value, dict) else str(value)
+    head, separator, data = url.partition(_BASE64)
     source = {"type": "url", "url": url}
-    if found and head.startswith(_DATA):
+    if separator and head.startswith(_DATA):
         source = {"type": "base64", "media_type": head.removeprefix(_DATA), "data": data}
     return {"type": "image", "source": source}

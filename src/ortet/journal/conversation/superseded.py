@@ -27,13 +27,13 @@ def is_superseded(spans: Sequence[SeqRange], seq: int) -> bool:
 
 def merge_ranges(spans: Iterable[SeqRange]) -> list[SeqRange]:
     """Return sorted disjoint ranges. Adjacent ranges are joined."""
-    found: list[SeqRange] = []
+    merged: list[SeqRange] = []
     for first, last in sorted(spans):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = found[-1][0], max(found[-1][1], last)
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(merged[-1][1], last)
         else:
-            found.append((first, last))
-    return found
+            merged.append((first, last))
+    return merged
 
 
 def apply_superseded(spans: Sequence[SeqRange], data: dict[str, Any] | None) -> Sequence[SeqRange]:
@@ -46,7 +46,7 @@ def apply_superseded(spans: Sequence[SeqRange], data: dict[str, Any] | None) -> 
 
 def subtract_ranges(spans: Sequence[SeqRange], others: Sequence[SeqRange]) -> list[SeqRange]:
     """Return the parts of `spans` that are not in `others`. Both are sorted and disjoint."""
-    found: list[SeqRange] = []
+    rest: list[SeqRange] = []
     at = 0
     for first, last in spans:
         while at < len(others) and others[at][1] < first:
@@ -54,12 +54,12 @@ def subtract_ranges(spans: Sequence[SeqRange], others: Sequence[SeqRange]) -> li
         start, next_ = first, at
         while next_ < len(others) and others[next_][0] <= last:
             if others[next_][0] > start:
-                found.append((start, others[next_][0] - 1))
+                rest.append((start, others[next_][0] - 1))
             start = others[next_][1] + 1
             next_ += 1
         if start <= last:
-            found.append((start, last))
-    return found
+            rest.append((start, last))
+    return rest
 
 
 def ranges_of(data: dict[str, Any], word: str) -> list[SeqRange]:

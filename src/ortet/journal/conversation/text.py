@@ -44,9 +44,11 @@ def message_text(content: Any, extra: Any) -> str:
 def _call(call: Any) -> str:
     if not isinstance(call, dict):
         return ""
-    made = call["function"] if isinstance(call.get("function"), dict) else call
-    given: Any = next((made[key] for key in ("arguments", "args", "input") if key in made), {})
-    return f"[calls {made.get('name')} {text_of(given)}]"
+    function = call["function"] if isinstance(call.get("function"), dict) else call
+    arguments: Any = next(
+        (function[key] for key in ("arguments", "args", "input") if key in function), {}
+    )
+    return f"[calls {function.get('name')} {text_of(arguments)}]"
 
 
 def _part(part: Any) -> str:
@@ -69,22 +71,22 @@ _COMMAND_ARGUMENTS = {"run": 0, "spawn": 1, "kernel.run": 1}
 def command_text(data: dict[str, Any]) -> str:
     """Return the command of an action, which its name does not show, or ""."""
     args, at = data.get("args"), _COMMAND_ARGUMENTS.get(str(data.get("name")), -1)
-    said = args[at] if isinstance(args, list) and 0 <= at < len(args) else _by_name(data)
-    words: list[Any] = said if isinstance(said, list) else [said]
+    command = args[at] if isinstance(args, list) and 0 <= at < len(args) else _by_name(data)
+    words: list[Any] = command if isinstance(command, list) else [command]
     return " ".join(words) if all(isinstance(word, str) for word in words) else ""
 
 
 def _by_name(data: dict[str, Any]) -> Any:
     """Return the argument "command", which tools of agents use for commands."""
-    given = data.get("kwargs")
-    return given.get("command") if isinstance(given, dict) else None
+    kwargs = data.get("kwargs")
+    return kwargs.get("command") if isinstance(kwargs, dict) else None
 
 
 def message_tokens(message: Message, count: TokenCounter) -> int:
     """Return the tokens of a message with its parts and tool calls."""
-    said = message.content if isinstance(message.content, str) else to_json(message.content)
+    content = message.content if isinstance(message.content, str) else to_json(message.content)
     calls = message.extra.get("tool_calls")
-    return count(said) + (count(to_json(calls)) if calls else 0) + _MESSAGE_OVERHEAD_TOKENS
+    return count(content) + (count(to_json(calls)) if calls else 0) + _MESSAGE_OVERHEAD_TOKENS
 
 
 def clip(text: str, limit: int) -> str:

@@ -21,29 +21,29 @@ def calls_of(message: Message) -> list[ToolCall]:
     """Return the tool calls of a message: `extra.tool_calls`, or parts of type `tool_use`."""
     if message.role != "assistant":
         return []
-    found = [
+    calls = [
         ToolCall(call["id"], _name(call))
         for call in _dicts(_extra(message, "tool_calls"))
         if isinstance(call.get("id"), str)
     ]
-    found += [
+    calls += [
         ToolCall(part["id"], _name(part), part=True)
         for part in _dicts(message.content)
         if part.get("type") == "tool_use" and isinstance(part.get("id"), str)
     ]
-    return found
+    return calls
 
 
 def results_of(message: Message) -> list[str]:
     """Return the call ids that a message answers: `extra.tool_call_id`, or `tool_result` parts."""
-    one = _extra(message, "tool_call_id")
-    found = [one] if message.role == "tool" and isinstance(one, str) else []
-    found += [
+    call_id = _extra(message, "tool_call_id")
+    call_ids = [call_id] if message.role == "tool" and isinstance(call_id, str) else []
+    call_ids += [
         part["tool_use_id"]
         for part in _dicts(message.content)
         if part.get("type") == "tool_result" and isinstance(part.get("tool_use_id"), str)
     ]
-    return found
+    return call_ids
 
 
 def unanswered_calls(pending: Sequence[ToolCall], message: Message) -> list[ToolCall]:
@@ -95,15 +95,15 @@ def group_messages(messages: Sequence[Message]) -> list[list[Message]]:
 
     Results are placed directly after their call. A result without its call is left out.
     """
-    made: dict[str, int] = {}
+    call_indexes: dict[str, int] = {}
     reach: list[int] = []  # index of the first message that each one belongs with
     for at, message in enumerate(messages):
         answered = results_of(message)
-        known = [made[id_] for id_ in answered if id_ in made]
-        reach.append(min(known) if known else -1 if answered else at)
+        indexes = [call_indexes[id_] for id_ in answered if id_ in call_indexes]
+        reach.append(min(indexes) if indexes else -1 if answered else at)
         for call in calls_of(message):
-            made[call.id] = at
-    found: list[list[Message]] = []
+            call_indexes[call.id] = at
+    groups: list[list[Message]] = []
     low = len(messages)
     group: list[Message] = []
     for at in range(len(messages) - 1, -1, -1):
@@ -111,9 +111,9 @@ def group_messages(messages: Sequence[Message]) -> list[list[Message]]:
             low = min(low, reach[at])
             group.append(messages[at])
         if at <= low and group:
-            found.append(list(_order_group(group[::-1])))
+            groups.append(list(_order_group(group[::-1])))
             group, low = [], at
-    return found[::-1]
+    return groups[::-1]
 
 
 def _order_group(group: Sequence[Message]) -> Iterator[Message]:
@@ -122,15 +122,15 @@ def _order_group(group: Sequence[Message]) -> Iterator[Message]:
         yield group[0]
         return
     results = [message for message in group if results_of(message)]
-    given: set[int] = set()
+    placed: set[int] = set()
     for message in group:
-        if message.seq in given:
+        if message.seq in placed:
             continue
         yield message
         ids = {call.id for call in calls_of(message)}
         for result in results:
-            if result.seq not in given and ids.intersection(results_of(result)):
-                given.add(result.seq)
+            if result.seq not in placed and ids.intersection(results_of(result)):
+                placed.add(result.seq)
                 yield result
 
 

@@ -82,14 +82,14 @@ class ReplayCursor:
         while at not in self._final and self._read_next():
             pass
         ends = self._ends.pop(at, [])
-        found = RecordedAction(self._buffer[at], self._buffer[ends[-1]] if ends else None)
+        action = RecordedAction(self._buffer[at], self._buffer[ends[-1]] if ends else None)
         # events of its body, which does not run again
         within = range(at, ends[0]) if ends else (at,)
         for index in (*within, *ends):
             self._consume(index)
         self._release(at, *ends)
         self._advance()
-        return found
+        return action
 
     def match_event(self, kind: str, data: dict[str, Any]) -> Event | None:
         """Return the next recorded event with equal content, or None."""
@@ -98,25 +98,25 @@ class ReplayCursor:
             pass
         if not waiting:
             return None
-        at = next(filter(self._is_unconsumed, waiting), waiting[0])
-        waiting.remove(at)
-        found = self._buffer[at]
-        self._consume(at)
-        self._release(at)
+        index = next(filter(self._is_unconsumed, waiting), waiting[0])
+        waiting.remove(index)
+        event = self._buffer[index]
+        self._consume(index)
+        self._release(index)
         self._advance()
-        return found
+        return event
 
     def divergence_error(self, kind: str, data: dict[str, Any]) -> Diverged:
         """Return the error for a step that was not recorded."""
         expected = self.expected
-        then = (
+        expectation = (
             "nothing more was recorded"
             if expected is None
             else f"then: {_describe_event(expected)}"
         )
         return Diverged(
             "diverged",
-            f"the replay left the record behind event {self.seq}; {then}; now: "
+            f"the replay left the record behind event {self.seq}; {expectation}; now: "
             f"{_line(kind, data)}; open it with replay='live' to go on from there",
             seq=expected.seq if expected is not None else self.seq + 1,
             expected=None if expected is None else {"kind": expected.kind, "data": expected.data},
@@ -183,12 +183,12 @@ def failure_of(name: str, data: dict[str, Any]) -> Exception:
     """Return the error of a failed action, rebuilt from its record if possible."""
     text = str(data.get("error", ""))
     kind, _, message = text.partition(": ")
-    known = getattr(errors, kind, None) or getattr(builtins, kind, None)
-    if isinstance(known, type) and issubclass(known, OrtetError):
-        return known(str(data.get("code") or "recorded_failure"), message)
-    if isinstance(known, type) and issubclass(known, Exception):
+    error_type = getattr(errors, kind, None) or getattr(builtins, kind, None)
+    if isinstance(error_type, type) and issubclass(error_type, OrtetError):
+        return error_type(str(data.get("code") or "recorded_failure"), message)
+    if isinstance(error_type, type) and issubclass(error_type, Exception):
         try:
-            return known(message)
+            return error_type(message)
         except TypeError:  # its constructor needs other arguments
             pass
     return RecordedFailure(
@@ -227,5 +227,5 @@ def _line(kind: str, data: dict[str, Any]) -> str:
         args = [repr(arg) for arg in data.get("args", ())]
         args += [f"{key}={value!r}" for key, value in data.get("kwargs", {}).items()]
         return f"act {data.get('name')}({', '.join(args)})"[:200]
-    said = {key: value for key, value in data.items() if key != "id"}
-    return f"{kind} {said!r}"[:200]
+    fields = {key: value for key, value in data.items() if key != "id"}
+    return f"{kind} {fields!r}"[:200]

@@ -81,13 +81,13 @@ def events_between(
 
     The cost grows with the number of events after `after`.
     """
-    found = list[JournalSegment]()
+    segments = list[JournalSegment]()
     for _, segment in iter_segments(objects, journal.segment):
         first = first_seq(segment)
-        found += [segment] if first <= upto else []
+        segments += [segment] if first <= upto else []
         if first <= after + 1:
             break
-    return DivergedEvents(after, upto, found)
+    return DivergedEvents(after, upto, segments)
 
 
 def _heads(passed: list[JournalSegment]) -> Iterator[bytes]:

@@ -32,10 +32,10 @@ def equality_key(kind: str, data: dict[str, Any], *, with_amounts: bool = True) 
 
     Without `with_amounts`, spent amounts are ignored, because two runs never take the same time.
     """
-    kept = {key: value for key, value in data.items() if key not in _VOLATILE_KEYS}
-    if not with_amounts and kind_of(kind).measured and isinstance(kept.get("amounts"), dict):
-        kept["amounts"] = spend_counters(kept)
-    return encode([kind, kept])
+    stable = {key: value for key, value in data.items() if key not in _VOLATILE_KEYS}
+    if not with_amounts and kind_of(kind).measured and isinstance(stable.get("amounts"), dict):
+        stable["amounts"] = spend_counters(stable)
+    return encode([kind, stable])
 
 
 class EventPair(msgspec.Struct, frozen=True):
@@ -139,8 +139,8 @@ def short_text(data: dict[str, Any]) -> str:
     """Return the most useful part of event data for a reader."""
     for key in ("content", "text", "outcome", "error", "steps", "what", "amounts"):
         if data.get(key) is not None:
-            who = data.get("role") or data.get("state") or ""
-            return f"{who} {data[key]}".strip()
+            label = data.get("role") or data.get("state") or ""
+            return f"{label} {data[key]}".strip()
     if "name" in data:
         return f"{data['name']} {data.get('args', '')}".strip()
     return " ".join(f"{key}={value}" for key, value in data.items() if key != "id")

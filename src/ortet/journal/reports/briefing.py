@@ -95,25 +95,27 @@ def make_briefing(
     start = bisect_left(
         range(len(ranked)), True, key=lambda left_out: count(written(left_out)) <= tokens
     )
-    kept = {id(item) for item in ranked[start:]}
-    shown = written(start)
-    size = count(shown)
+    shown_lines = {id(item) for item in ranked[start:]}
+    markdown = written(start)
+    size = count(markdown)
     if size > tokens:
-        shown = _cut(shown, tokens, count)
-        size = count(shown)
-    return Briefing(shown, _data(items, every, kept), size, _left_out_counts(sections, kept))
+        markdown = _cut(markdown, tokens, count)
+        size = count(markdown)
+    return Briefing(
+        markdown, _data(items, every, shown_lines), size, _left_out_counts(sections, shown_lines)
+    )
 
 
 def _head(items: BriefingItems) -> str:
     core = items.state.core
     lines = [f"# Briefing: {items.name}", ""]
     lines.append(f"Goal: {one_line(core.goal, LONG_CHARS) or 'none was set'}")
-    where = items.status
+    status = items.status
     if core.plan:
         at, count = min(core.step, len(core.plan)), len(core.plan)
         now = f"step {at + 1} of {count}" if at < count else "all steps done"
-        where += f", {now}"
-    lines.append(f"Status: {where}")
+        status += f", {now}"
+    lines.append(f"Status: {status}")
     return "\n".join(lines) + "\n"
 
 
@@ -121,9 +123,9 @@ def _render(head: str, sections: Sequence[BriefingSection], kept: set[int]) -> s
     parts = [head]
     for section in sections:
         lines = [item.line for item in section.items if id(item) in kept]
-        gone = len(section.items) + section.hidden - len(lines)
+        missing = len(section.items) + section.hidden - len(lines)
         if lines:
-            more = [f"({gone} more)"] if gone else []
+            more = [f"({missing} more)"] if missing else []
             parts.append("\n".join([f"## {section.title}", *more, *lines]) + "\n")
     return "\n".join(parts)
 

@@ -132,12 +132,12 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
                 f"this checkpoint is of format {version}, known here is {VERSION}: upgrade ortet",
             )
         try:
-            found = _read(plain)
+            checkpoint = _read(plain)
         except msgspec.ValidationError as error:
             raise _bad(_path(plain, error), str(error).partition(" - at ")[0]) from error
-        if found.digest and found.digest != _digest(found):
+        if checkpoint.digest and checkpoint.digest != _digest(checkpoint):
             raise _bad("$.digest", "the record is not the one it was made of")
-        return check_checkpoint(msgspec.structs.replace(found, digest=""))
+        return check_checkpoint(msgspec.structs.replace(checkpoint, digest=""))
 
 
 def _read(plain: Any) -> AgentCheckpoint:
@@ -157,30 +157,30 @@ def check_checkpoint(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
     for number, artifact in enumerate(checkpoint.artifacts):
         if not re.fullmatch(r"(?:[0-9a-f]{64})?", artifact.oid):
             raise _bad(f"$.artifacts[{number}].oid", "64 hexadecimal digits were expected")
-    for number, one in enumerate(checkpoint.collaborations):
-        if not one.name or one.status not in (DRAFT, DONE, WITHDRAWN):
+    for number, collaboration in enumerate(checkpoint.collaborations):
+        if not collaboration.name or collaboration.status not in (DRAFT, DONE, WITHDRAWN):
             raise _bad(f"$.collaborations[{number}]", "a name, and draft, done or withdrawn")
     for number, window in enumerate(checkpoint.windows):
         if not window.service or window.remaining is None or not 0 <= window.reset < _MAX_RESET_NS:
             raise _bad(f"$.windows[{number}]", "a service, what remains, and until when")
-    seen: set[str] = set()
+    seen_ids: set[str] = set()
     point = checkpoint.resume_point
-    deeds = [(f"unsettled[{n}]", effect) for n, effect in enumerate(point.unsettled)]
-    deeds += [(f"done[{n}].effect", done.effect) for n, done in enumerate(point.done)]
-    for where, effect in deeds:
-        path = f"$.resume_point.{where}"
-        if not effect.id or effect.id in seen:
+    effects = [(f"unsettled[{n}]", effect) for n, effect in enumerate(point.unsettled)]
+    effects += [(f"done[{n}].effect", done.effect) for n, done in enumerate(point.done)]
+    for place, effect in effects:
+        path = f"$.resume_point.{place}"
+        if not effect.id or effect.id in seen_ids:
             raise _bad(f"{path}.id", "each deed has an id of its own")
-        if effect.key and (mark := f"{effect.scope}/{effect.key}") in seen:
+        if effect.key and (scoped_key := f"{effect.scope}/{effect.key}") in seen_ids:
             raise _bad(f"{path}.key", "each deed has a key of its own")
-        seen |= {effect.id, mark} if effect.key else {effect.id}
+        seen_ids |= {effect.id, scoped_key} if effect.key else {effect.id}
     for number, approval in enumerate(checkpoint.approvals):
         path = f"$.approvals[{number}]"
-        if not approval.id or approval.id in seen:
+        if not approval.id or approval.id in seen_ids:
             raise _bad(f"{path}.id", "each approval has an id of its own")
         if approval.state != "asked":
             raise _bad(f"{path}.state", "only what was asked can be told")
-        seen.add(approval.id)
+        seen_ids.add(approval.id)
     return checkpoint
 
 

@@ -54,17 +54,17 @@ class MergeAdditions(msgspec.Struct, frozen=True):
 
     def to_events(self, source: str) -> list[tuple[str, dict[str, Any]]]:
         """Return the events that add the merged records, without artifacts. Each names `source`."""
-        found: list[tuple[str, dict[str, Any]]] = []
+        events: list[tuple[str, dict[str, Any]]] = []
         for fact in (*self.facts, *self.lessons):
-            found.append(
+            events.append(
                 ("lesson" if fact.lesson else "fact", {**fact_data(fact), "merged": source})
             )
-        for made in self.decisions:
-            data = {"id": made.id, "text": made.text, "why": made.why, "merged": source}
-            found.append(("decision", {**data, "instead_of": made.instead_of}))
+        for decision in self.decisions:
+            data = {"id": decision.id, "text": decision.text, "why": decision.why, "merged": source}
+            events.append(("decision", {**data, "instead_of": decision.instead_of}))
         for kind, data in external_state_events(self.collaborations, [], []):
-            found.append((kind, {**data, "merged": source}))
-        return found
+            events.append((kind, {**data, "merged": source}))
+        return events
 
 
 def fact_data(fact: Fact) -> dict[str, Any]:
@@ -81,18 +81,18 @@ def merge_states(base: SessionState, ours: SessionState, theirs: SessionState) -
     A fact retracted on our side since `base` stays retracted. A fact retracted only on their side
     is kept.
     """
-    known = {fact.id: fact for fact in ours.facts}
-    there = {fact.id: fact for fact in theirs.facts}
-    words = {_fact_key(fact) for fact in known.values()}
+    our_facts = {fact.id: fact for fact in ours.facts}
+    their_facts = {fact.id: fact for fact in theirs.facts}
+    keys = {_fact_key(fact) for fact in our_facts.values()}
     new = []
-    for fact in sorted(there.values(), key=_seq_of):
-        if fact.id in known or base.facts.get(fact.id) is not None or _fact_key(fact) in words:
+    for fact in sorted(their_facts.values(), key=_seq_of):
+        if fact.id in our_facts or base.facts.get(fact.id) is not None or _fact_key(fact) in keys:
             continue
         if ours.past.get(fact.id) is not None:
             continue
-        words.add(_fact_key(fact))
+        keys.add(_fact_key(fact))
         new.append(fact)
-    mine = [fact for fact in known.values() if fact.id not in there]
+    only_ours = [fact for fact in our_facts.values() if fact.id not in their_facts]
     return MergeAdditions(
         facts=[fact for fact in new if not fact.lesson],
         lessons=[fact for fact in new if fact.lesson],
@@ -102,7 +102,7 @@ def merge_states(base: SessionState, ours: SessionState, theirs: SessionState) -
             if ours.decisions.get(decision.id) is None and base.decisions.get(decision.id) is None
         ],
         artifacts=_artifacts(base, ours, theirs),
-        contradictions=list(_contradictions(mine, new)),
+        contradictions=list(_contradictions(only_ours, new)),
         spent=_spent(base, theirs),
         collaborations=list(_collaborations(base, ours, theirs)),
     )
@@ -125,19 +125,24 @@ def _contradictions(ours: Iterable[Fact], theirs: Iterable[Fact]) -> Iterable[Co
 
 def _artifacts(base: SessionState, ours: SessionState, theirs: SessionState) -> list[Artifact]:
     """Return their new artifacts. A name that we have too gets the next version numbers."""
-    old = {(one.name, one.version, one.oid, one.link) for one in base.artifacts}
-    held: dict[str, list[Artifact]] = defaultdict(list)
-    for one in ours.artifacts:
-        held[one.name].append(one)
-    found = []
-    for one in sorted(theirs.artifacts, key=_seq_of):
-        same = any((x.oid, x.link) == (one.oid, one.link) for x in held[one.name])
-        if same or (one.name, one.version, one.oid, one.link) in old:
+    known = {_artifact_key(artifact) for artifact in base.artifacts}
+    versions: dict[str, list[Artifact]] = defaultdict(list)
+    for artifact in ours.artifacts:
+        versions[artifact.name].append(artifact)
+    added = []
+    for artifact in sorted(theirs.artifacts, key=_seq_of):
+        same_name = versions[artifact.name]
+        content = artifact.oid, artifact.link
+        if _artifact_key(artifact) in known or content in ((x.oid, x.link) for x in same_name):
             continue
-        last = max((x.version for x in held[one.name]), default=0)
-        held[one.name].append(msgspec.structs.replace(one, version=last + 1))
-        found.append(held[one.name][-1])
-    return found
+        last_version = max((version.version for version in same_name), default=0)
+        same_name.append(msgspec.structs.replace(artifact, version=last_version + 1))
+        added.append(same_name[-1])
+    return added
+
+
+def _artifact_key(artifact: Artifact) -> tuple[str, int, str, str]:
+    return artifact.name, artifact.version, artifact.oid, artifact.link
 
 
 def _collaborations(
@@ -147,15 +152,17 @@ def _collaborations(
 
     Others can see them. If both sides changed one, theirs gets a name with a number.
     """
-    for one in sorted(theirs.collaborations, key=_seq_of):
-        before, mine = base.collaborations.get(one.name), ours.collaborations.get(one.name)
-        if one == before or _without_position(one) == _without_position(mine):
+    for collaboration in sorted(theirs.collaborations, key=_seq_of):
+        before = base.collaborations.get(collaboration.name)
+        our_version = ours.collaborations.get(collaboration.name)
+        changed = _without_position(collaboration) != _without_position(our_version)
+        if collaboration == before or not changed:
             continue
-        name, number = one.name, 2
-        while mine is not None and mine != before:
-            name, number = f"{one.name} ({number})", number + 1
-            mine, before = ours.collaborations.get(name), None
-        yield msgspec.structs.replace(one, name=name)
+        name, number = collaboration.name, 2
+        while our_version is not None and our_version != before:
+            name, number = f"{collaboration.name} ({number})", number + 1
+            our_version, before = ours.collaborations.get(name), None
+        yield msgspec.structs.replace(collaboration, name=name)
 
 
 def _without_position(collaboration: Collaboration | None) -> Any:
@@ -164,8 +171,10 @@ def _without_position(collaboration: Collaboration | None) -> Any:
 
 def _spent(base: SessionState, theirs: SessionState) -> dict[str, float]:
     before = base.core.spent
-    used = {name: x - before.get(name, 0.0) for name, x in theirs.core.spent.items()}
-    return {name: amount for name, amount in used.items() if amount > 0}
+    spent_since = {
+        name: amount - before.get(name, 0.0) for name, amount in theirs.core.spent.items()
+    }
+    return {name: amount for name, amount in spent_since.items() if amount > 0}
 
 
 def _fact_key(fact: Fact) -> tuple[str, str, bool]:
