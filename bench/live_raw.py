@@ -35,8 +35,8 @@ class Raw:
             place.mkdir(parents=True)
         machine, ground = self._machine, self._machine._context
         home = MachineHome(ground.objects, ground.trees, self._copy)
-        self._plan, covers = ground.plan(machine._spec, home, machine._layout)
-        own, names = machine._home.path, [f"upper-{machine._layout.upper}"]
+        self._plan, covers = ground.overlay.plan(machine._spec, home, machine._files.layout)
+        own, names = machine._files.home.path, [f"upper-{machine._files.layout.upper}"]
         for cover in covers:
             if (
                 own / cover.upper.name

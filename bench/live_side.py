@@ -10,7 +10,7 @@ from live_plan import Plan
 from live_raw import Raw
 from live_rows import FORK, RAW
 from measure import Sample, disk_bytes, milliseconds, now, rounds, settle_disk
-from ortet.machines.control.jobs import Job
+from ortet.machines.jobs import Job
 from ortet.machines.live.machine import LiveMachine
 
 MB = 1_000_000

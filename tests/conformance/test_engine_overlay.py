@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from ortet.history.tree.tree import Trees
 from ortet.ids import SystemClock
-from ortet.machines.base import Engine, Machine, MachineSpec
+from ortet.machines.base import Engine, MachineSpec
 from ortet.machines.overlay.engine import OverlayEngine
 from ortet.machines.overlay.home import LayerLayout
-from ortet.machines.overlay.overlaymachine import OverlayMachine
+from ortet.machines.overlay.machine import OverlayMachine
 from ortet.objects.store import LocalObjectStore
 from ortet.testing.engine import EngineTests
 
@@ -26,15 +26,14 @@ class HostScoped(OverlayEngine):
     def open(self, spec: MachineSpec) -> OverlayMachine:
         return super().open(replace(spec, scope="host"))
 
-    def fork(
+    def _fork(
         self,
         specs: Sequence[MachineSpec],
         layout: LayerLayout,
         while_starting: Callable[[], None],
-        processes: bytes = b"",
-    ) -> list[Machine]:
+    ) -> list[OverlayMachine]:
         over = [replace(spec, scope="host") for spec in specs]
-        return super().fork(over, layout, while_starting, processes)
+        return super()._fork(over, layout, while_starting)
 
 
 class TestWorkspaceScope(EngineTests):

@@ -11,7 +11,7 @@ from tests.fixtures.waiting import WAIT
 
 import ortet
 from ortet.hub.hub import Hub
-from ortet.machines.control.jobs import Job
+from ortet.machines.jobs import Job
 from ortet.machines.live.machine import LiveMachine
 from ortet.sessions.session import Session
 

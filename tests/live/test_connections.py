@@ -14,7 +14,7 @@ from tests.live.outside import HOST, Outside
 
 from ortet._util.codec import decode, encode
 from ortet.ids import from_hex
-from ortet.machines.control.jobs import JobInfo
+from ortet.machines.jobs import JobInfo
 from ortet.machines.live.images.load import read_processes
 from ortet.machines.services import ExternalConnection, RunningServices
 from ortet.sessions.session import Session

@@ -15,6 +15,7 @@ from tests.live.lives import Life, keepers, machine_of, told, until
 
 from ortet.errors import Unavailable
 from ortet.machines.live import machine
+from ortet.machines.live.machine import LiveMachine
 from ortet.machines.live.prefork import PreforkedMachines
 from ortet.sessions.session import Session
 
@@ -54,7 +55,7 @@ def counters(session: Session) -> int:
 def test_preforked_machines_are_removed_when_the_commit_fails(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machines = machine_of(session)._home.path.parent
+    machines = machine_of(session)._files.home.path.parent
     before, running = set(machines.iterdir()), counters(session)
     begun = []
 
@@ -81,7 +82,7 @@ def test_preforked_machines_are_removed_when_the_commit_fails(
 def test_forks_are_started_after_the_commit_if_they_could_not_start_early(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: PreforkedMachines, *_: object) -> None:
+    def refuse(self: PreforkedMachines[LiveMachine], *_: object) -> None:
         """As when the keeper was killed just now."""
 
     monkeypatch.setattr(PreforkedMachines, "start", refuse)

@@ -25,7 +25,7 @@ from ortet.machines.kernels.kernel import Kernel
 from ortet.machines.kernels.manager import KernelManager
 from ortet.machines.overlay.engine import OverlayEngine
 from ortet.machines.overlay.layers import LayerStore
-from ortet.machines.overlay.overlaymachine import OverlayMachine
+from ortet.machines.overlay.machine import OverlayMachine
 from ortet.machines.overlay.supervisor_client import Zygote
 from ortet.machines.standalone.syscalls import is_privileged
 from ortet.workspaces.workspace import Workspace
@@ -171,7 +171,9 @@ def machine(
 @pytest.fixture
 def kernels(machine: OverlayMachine) -> Iterator[KernelManager]:
     """The kernels of `machine`."""
-    made = KernelManager(machine, reading_files=nullcontext, before_replace=lambda _: None)
+    made = KernelManager(
+        machine.kernel_host(), reading_files=nullcontext, before_replace=lambda _: None
+    )
     yield made
     made.close()
 

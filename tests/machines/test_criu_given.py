@@ -13,7 +13,7 @@ from tests.live.lives import keepers
 
 import ortet
 from ortet.errors import Invalid, Unavailable
-from ortet.machines.control.jobs import Job
+from ortet.machines.jobs import Job
 from ortet.machines.live.machine import LiveMachine
 from ortet.workspaces.workspace import Workspace
 

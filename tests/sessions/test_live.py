@@ -10,7 +10,7 @@ from tests.fixtures.waiting import WAIT
 
 import ortet
 from ortet.hub.hub import Hub
-from ortet.machines.control.jobs import Job
+from ortet.machines.jobs import Job
 from ortet.sessions.session import Session
 
 pytestmark = [pytest.mark.criu, pytest.mark.files({"page": "first\n"})]

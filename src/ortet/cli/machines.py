@@ -58,8 +58,7 @@ class LiveMachineInfo(msgspec.Struct, frozen=True):
         agent can ensure that.
         """
         assert not secrets
-        from ortet.machines.command import argv_of, build_environment, check_run
-        from ortet.machines.folder import relative_cwd
+        from ortet.machines.command import argv_of, build_environment, check_run, relative_cwd
 
         check_run(command, env=env, cwd=cwd, timeout=timeout, stdin=stdin, output=output)
         mark = os.urandom(8).hex()

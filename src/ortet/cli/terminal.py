@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ortet.errors import Invalid, OrtetError
 
 if TYPE_CHECKING:
-    from ortet.machines.control.jobs import Job
+    from ortet.machines.jobs import Job
 
 DETACH_BYTE = 0x1D  # control-]
 _RECENT_OUTPUT_BYTES = 4096  # bytes of earlier output to show

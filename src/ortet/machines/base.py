@@ -14,8 +14,8 @@ from ortet.ids import Oid
 from ortet.machines.limits import MachineLimits
 
 if TYPE_CHECKING:
-    from ortet.machines.control.jobs import Job, JobInfo, ProcessInfo
-    from ortet.machines.kernels.host import KernelHost
+    from ortet.machines.jobs import Job, JobInfo, ProcessInfo
+    from ortet.machines.kernel_host import KernelHost
 
 Command = str | Sequence[str]
 """A command: a str is passed to `sh -c`, a list is executed directly."""

@@ -336,6 +336,18 @@ def argv_of(command: Command) -> list[str]:
     return list(argv)
 
 
+def relative_cwd(cwd: str) -> str:
+    """Return a working directory below the workspace as a normalised relative path.
+
+    Raises:
+        Invalid: "bad_cwd", if the path is outside of the workspace.
+    """
+    plain = os.path.normpath(cwd or ".")
+    if plain == ".." or plain.startswith(("/", "../")):
+        raise Invalid("bad_cwd", f"cwd {cwd!r} is outside of the workspace: give a path below it")
+    return plain
+
+
 def check_directory(cwd: str | Path) -> None:
     """Raise NotFound or Invalid unless `cwd` is a directory that may be entered."""
     if not os.path.exists(cwd):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ortet._util.codec import decode, encode
-from ortet.errors import Conflict, Invalid, NotFound
+from ortet.errors import Conflict, NotFound
 from ortet.history.records import Image
 from ortet.history.tree.tree import Trees
 from ortet.ids import Clock, Oid
@@ -41,7 +41,7 @@ from ortet.objects.base import Kind, ObjectStore
 # new process.
 if TYPE_CHECKING:
     from ortet.machines.capture.inotify import InotifyWatch
-    from ortet.machines.kernels.host import KernelHost
+    from ortet.machines.kernel_host import KernelHost
 
 _TREE = "tree"
 _INDEX = "index"
@@ -181,7 +181,7 @@ class FolderMachine(Machine):
         self._is_index_saved = (home / _INDEX).exists()
 
     def kernel_host(self) -> KernelHost:
-        from ortet.machines.kernels.host import LocalKernelHost
+        from ortet.machines.kernels.local_host import LocalKernelHost
 
         return LocalKernelHost(self.engine, self.path)
 
@@ -282,7 +282,7 @@ class FolderMachine(Machine):
         stdin: bytes | None = None,
         output: OutputCallback | None = None,
     ) -> Result:
-        from ortet.machines.command import run_command
+        from ortet.machines.command import relative_cwd, run_command
 
         return run_command(
             command,
@@ -414,18 +414,6 @@ def _recover(home: Path) -> None:
         from ortet.machines.restore.restore import recover_restore
 
         recover_restore(home / _STAGE)
-
-
-def relative_cwd(cwd: str) -> str:
-    """Return a working directory below the workspace as a normalised relative path.
-
-    Raises:
-        Invalid: "bad_cwd", if the path is outside of the workspace.
-    """
-    plain = os.path.normpath(cwd or ".")
-    if plain == ".." or plain.startswith(("/", "../")):
-        raise Invalid("bad_cwd", f"cwd {cwd!r} is outside of the workspace: give a path below it")
-    return plain
 
 
 def _losses_beyond_files(objects: ObjectStore, image: Image) -> list[Loss]:

@@ -16,8 +16,8 @@ from ortet.errors import OrtetError
 from ortet.history.records import Image, Processes
 from ortet.ids import Oid
 from ortet.machines.base import Loss
-from ortet.machines.control.jobs import JobInfo
-from ortet.machines.live.host_compat import check_host, this_host
+from ortet.machines.host_compat import check_host, this_host
+from ortet.machines.jobs import JobInfo
 from ortet.objects.base import Kind, ObjectStore
 
 

@@ -15,7 +15,7 @@ from ortet.machines.secrets.names import is_secret
 from ortet.workspaces.files import WorkspaceFiles
 
 if TYPE_CHECKING:
-    from ortet.machines.control.jobs import Job, JobInfo, ProcessInfo
+    from ortet.machines.jobs import Job, JobInfo, ProcessInfo
 
 SHELL = ("/bin/bash", "-i")
 INITIAL_SCREEN = (24, 80)

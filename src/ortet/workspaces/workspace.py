@@ -53,7 +53,7 @@ from ortet.workspaces.table import WorkspaceRow
 
 if TYPE_CHECKING:
     from ortet.history.merge.text_merge import Favor
-    from ortet.machines.control.jobs import Job
+    from ortet.machines.jobs import Job
     from ortet.machines.kernels.kernel import Kernel
     from ortet.objects.store import Durability
     from ortet.workspaces.merge import MergeResult, OtherFiles

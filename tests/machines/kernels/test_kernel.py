@@ -28,8 +28,8 @@ from ortet.machines.folder import FolderEngine
 from ortet.machines.kernels import link
 from ortet.machines.kernels import link as ran_module
 from ortet.machines.kernels import manager as kernels_module
-from ortet.machines.kernels.host import choose_python
 from ortet.machines.kernels.kernel import Kernel
+from ortet.machines.kernels.local_host import choose_python
 from ortet.machines.kernels.manager import KernelManager
 from ortet.machines.overlay.engine import OverlayEngine
 

@@ -22,7 +22,7 @@ from ortet.machines.folder import FolderEngine
 from ortet.machines.kernels.kernel import Kernel
 from ortet.machines.kernels.manager import KernelManager
 from ortet.machines.overlay.engine import OverlayEngine
-from ortet.machines.overlay.overlaymachine import OverlayMachine
+from ortet.machines.overlay.machine import OverlayMachine
 
 
 def test_forks_share_the_state_of_their_parent_and_diverge(

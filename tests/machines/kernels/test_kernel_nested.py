@@ -15,7 +15,7 @@ from ortet.machines.base import MachineSpec
 from ortet.machines.kernels.kernel import Kernel
 from ortet.machines.kernels.manager import KernelManager
 from ortet.machines.overlay.engine import OverlayEngine
-from ortet.machines.overlay.overlaymachine import OverlayMachine
+from ortet.machines.overlay.machine import OverlayMachine
 
 _CHILDREN = """
 sorted(

@@ -185,7 +185,7 @@ class TestRestore:
         self, counting: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         counting.commit("here")
-        home = machine_of(counting)._home.path
+        home = machine_of(counting)._files.home.path
         before = set(home.glob("images-*"))
 
         def fail(worker: CriuWorker, *_: object, **__: object) -> None:

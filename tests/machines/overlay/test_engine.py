@@ -24,8 +24,8 @@ from ortet.ids import Oid, SystemClock, from_hex
 from ortet.machines.base import Machine, MachineSpec
 from ortet.machines.overlay import context
 from ortet.machines.overlay.engine import OverlayEngine
+from ortet.machines.overlay.machine import OverlayMachine
 from ortet.machines.overlay.mount_plan import HostMount, MountStep, dirs_to_overlay, mount_steps
-from ortet.machines.overlay.overlaymachine import OverlayMachine
 
 pytestmark = pytest.mark.overlay
 

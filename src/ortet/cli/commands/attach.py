@@ -18,7 +18,7 @@ from ortet.errors import Conflict, Invalid, NotFound
 if TYPE_CHECKING:
     from ortet.cli.machines import LiveMachineInfo
     from ortet.machines.control.client import InitClient
-    from ortet.machines.control.jobs import Job
+    from ortet.machines.jobs import Job
 
 _SHELL = ["/bin/bash", "-i"]
 

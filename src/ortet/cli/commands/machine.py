@@ -17,7 +17,7 @@ from ortet.ids import to_hex
 
 if TYPE_CHECKING:
     from ortet.cli.machines import LiveMachineInfo
-    from ortet.machines.control.jobs import ProcessInfo
+    from ortet.machines.jobs import ProcessInfo
 
 _LOG_WAIT_SECONDS = 20.0
 _EARLY_EXIT_SECONDS = 0.1  # a program that cannot run has usually ended by then
@@ -167,8 +167,7 @@ def spawn(call: CliCall, job: str, command: tuple[str, ...], *, name: str | None
       ortet spawn -w proj-live/1 watch "make -s watch"
     """
     from ortet.cli import machines
-    from ortet.machines.command import argv_of, build_environment
-    from ortet.machines.folder import relative_cwd
+    from ortet.machines.command import argv_of, build_environment, relative_cwd
     from ortet.workspaces.programs import check_job
 
     words = list(command[1:] if command[0] == "--" else command)

@@ -17,7 +17,7 @@ from ortet.errors import Invalid, NotFound, OrtetError
 from ortet.machines.base import OutputCallback, Result
 from ortet.machines.command import OUTPUT_LIMIT_BYTES, HeadTailBuffer, start_failure_result
 from ortet.machines.control.connection import InitConnection
-from ortet.machines.control.jobs import (
+from ortet.machines.jobs import (
     Ask,
     HookResult,
     Job,

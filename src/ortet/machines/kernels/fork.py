@@ -6,15 +6,10 @@ import os
 from contextlib import suppress
 
 from ortet.errors import Conflict, OrtetError, Unavailable
-from ortet.machines.kernels.host import (
-    KernelHost,
-    KernelLayer,
-    KernelProcess,
-    close_channel,
-    open_channel,
-)
+from ortet.machines.kernel_host import KernelHost, KernelLayer, KernelProcess
 from ortet.machines.kernels.kernel import Kernel
 from ortet.machines.kernels.link import KernelGone, KernelLink, readable
+from ortet.machines.kernels.local_host import close_channel, open_channel
 
 _FORK_TIMEOUT_SECONDS = 30.0  # a fork takes a millisecond
 

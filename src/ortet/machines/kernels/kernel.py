@@ -21,7 +21,7 @@ from ortet._util.validation import (
 )
 from ortet.errors import Conflict, Invalid, OrtetError, Unavailable
 from ortet.machines.base import OutputCallback
-from ortet.machines.kernels.host import KernelLayer
+from ortet.machines.kernel_host import KernelLayer
 from ortet.machines.kernels.link import (
     CellResult,
     KernelGone,

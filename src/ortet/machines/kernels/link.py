@@ -20,7 +20,7 @@ import msgspec
 
 from ortet.machines.base import OutputCallback
 from ortet.machines.command import HeadTailBuffer
-from ortet.machines.kernels.host import KernelChannel, KernelProcess
+from ortet.machines.kernel_host import KernelChannel, KernelProcess
 from ortet.machines.poll import MAX_POLL_SECONDS
 from ortet.machines.standalone import ipc
 

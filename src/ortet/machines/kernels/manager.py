@@ -16,10 +16,11 @@ from typing import Any
 from ortet.errors import Conflict, NotFound, OrtetError, Refused, Unavailable
 from ortet.ids import Oid, Random
 from ortet.machines.command import build_environment
+from ortet.machines.kernel_host import ForkLayers, KernelHost, KernelLayer
 from ortet.machines.kernels.fork import PendingKernelFork, send_layer, wait_ready
-from ortet.machines.kernels.host import ForkLayers, KernelHost, KernelLayer, choose_python
 from ortet.machines.kernels.kernel import Kernel
 from ortet.machines.kernels.link import KernelGone, KernelLink
+from ortet.machines.kernels.local_host import choose_python
 
 _START_TIMEOUT_SECONDS = 30.0  # a start takes a tenth of a second
 _MAX_KERNELS = 1024

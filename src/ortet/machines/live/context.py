@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from ortet._util.codec import decode
 from ortet.history.records import Layer
-from ortet.history.tree.tree import Trees
-from ortet.ids import Clock, Oid
-from ortet.machines.base import MachineSpec
+from ortet.ids import Oid
+from ortet.machines.host_compat import require_compatible_host, this_host
 from ortet.machines.live.cgroups import CgroupFactory
 from ortet.machines.live.criu.binary import criu_version
-from ortet.machines.live.host_compat import require_compatible_host, this_host
 from ortet.machines.live.images.load import read_processes, restore_images
 from ortet.machines.live.images.save import SavedImages
 from ortet.machines.live.supervisor_client import SupervisorClient
 from ortet.machines.overlay.context import EngineContext
 from ortet.machines.overlay.home import MachineHome
-from ortet.machines.overlay.layers import LayerStore
-from ortet.machines.overlay.mount_plan import HostMount, HostOverlay, MountStep, live_mount_steps
-from ortet.machines.overlay.system_diff import write_system_layer
 from ortet.machines.overlay.upper.inotify import UpperWatch
 from ortet.machines.services import RunningServices
-from ortet.objects.base import ObjectStore
 
 IMAGES_PREFIX = "images"
 """Prefix of the directories in a machine home that hold dumps."""
@@ -44,21 +37,19 @@ class Dump(msgspec.Struct, frozen=True):
     kept: SavedImages | None = None
 
 
-class LiveEngineContext(EngineContext):
-    """Services that the live machines of one engine share within one process."""
+class LiveEngineContext:
+    """Services that the live machines of one engine share within one process.
 
-    def __init__(
-        self,
-        objects: ObjectStore,
-        trees: Trees,
-        clock: Clock,
-        *,
-        layer_store: LayerStore,
-        criu: str,
-    ) -> None:
-        super().__init__(objects, trees, clock, layer_store=layer_store, rootless=False)
+    `overlay` is the context of their files.
+    """
+
+    def __init__(self, overlay: EngineContext, *, criu: str) -> None:
+        self.overlay = overlay
+        self.objects = overlay.objects
+        self.trees = overlay.trees
+        self.layer_store = overlay.layer_store
         self.cgroups = CgroupFactory()
-        self.supervisor = SupervisorClient(criu, layer_store.area, self.cgroups)
+        self.supervisor = SupervisorClient(criu, overlay.layer_store.area, self.cgroups)
         self.host = this_host(".".join(map(str, criu_version(criu))))
         # A watch has one reader for each directory, and TempDirs watches the host's own
         # directories.
@@ -81,19 +72,3 @@ class LiveEngineContext(EngineContext):
             dump = Dump(place, decode(RunningServices, record.jobs), record.covers, kept)
             self.local_dumps[processes] = dump
         return dump
-
-    def _system_layers(self, layers: Sequence[Layer], fresh: Path | None) -> tuple[Path, ...]:
-        """Write the system difference into the upper directory `fresh`, and return no layers.
-
-        As a layer of its own it would need an overlay on top of another overlay. A file mapped from
-        there belongs to a mount outside the machine, and CRIU cannot dump that.
-        """
-        if fresh is not None:
-            for layer in layers:
-                write_system_layer(self.objects, self.trees, layer, fresh)
-        return ()
-
-    def _steps(
-        self, spec: MachineSpec, host: Sequence[HostMount], host_overlays: Sequence[HostOverlay]
-    ) -> list[MountStep]:
-        return live_mount_steps(spec, host, host_overlays, area=self.layer_store.area)

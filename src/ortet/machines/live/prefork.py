@@ -6,64 +6,42 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from threading import Thread
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from ortet.errors import Conflict, OrtetError
-from ortet.machines.base import Loss, Machine, MachineSpec
+from ortet.machines.base import Loss, MachineSpec
 from ortet.machines.live.context import Dump, LiveEngineContext
 from ortet.machines.overlay.home import LayerLayout
-from ortet.machines.overlay.pending_machines import PendingMachines
+from ortet.machines.overlay.open_machines import PendingMachines, StartableMachine
 
-# Runs one background task at a time in a daemon thread.
-#
-# It is a module of its own because the live machine uses it for several unrelated tasks.
+M = TypeVar("M", bound=StartableMachine)
 
 
-class BackgroundTask:
-    """Runs tasks one after the other, each in a thread; `start` waits for the task before it."""
-
-    def __init__(self) -> None:
-        self._thread: Thread | None = None
-
-    def start(self, task: Callable[[], object]) -> None:
-        """Wait for the task before it, then run this one in a thread."""
-        self.wait()
-        self._thread = Thread(target=task, name="ortet-errand", daemon=True)
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Wait until the running task has ended."""
-        running, self._thread = self._thread, None
-        if running is not None:
-            running.join()
-
-
-class StartForks(Protocol):
+class StartForks(Protocol[M]):
     """Starts machines on the given layers from a dump; starts all of them or none."""
 
     def __call__(
         self, specs: Sequence[MachineSpec], layout: LayerLayout, processes: bytes = b""
-    ) -> PendingMachines: ...
+    ) -> PendingMachines[M]: ...
 
 
-class _StartedForks(NamedTuple):
-    pending: PendingMachines
+class _StartedForks(NamedTuple, Generic[M]):
+    pending: PendingMachines[M]
     started: Future[None]
     losses: list[Loss]
 
 
-class PreforkedMachines:
+class PreforkedMachines(Generic[M]):
     """The early started forks of one machine.
 
     `announced_specs` are the forks that the caller will ask for after the next snapshot.
     """
 
-    def __init__(self, context: LiveEngineContext, start_forks: StartForks) -> None:
+    def __init__(self, context: LiveEngineContext, start_forks: StartForks[M]) -> None:
         self.announced_specs: Sequence[MachineSpec] = ()
         self._context = context
         self._start_forks = start_forks
-        self._started: _StartedForks | None = None
+        self._started: _StartedForks[M] | None = None
         self._stored_dump = b""
 
     def announce(self, specs: Sequence[MachineSpec]) -> None:
@@ -89,25 +67,23 @@ class PreforkedMachines:
         if not self.announced_specs:
             return
         self.announce(self.announced_specs)
-        ground, key = self._context, os.fsencode(dump.images.name)
-        ground.local_dumps[key] = dump
+        context, key = self._context, os.fsencode(dump.images.name)
+        context.local_dumps[key] = dump
         try:
-            with suppress(OrtetError), ground.layer_store.prevent_prune():
-                standing, losses = fork_layout()
-                coming = self._start_forks(self.announced_specs, standing, key)
+            with suppress(OrtetError), context.layer_store.prevent_prune():
+                layout, losses = fork_layout()
+                pending = self._start_forks(self.announced_specs, layout, key)
                 pool = ThreadPoolExecutor(1, "ortet-heirs")
-                self._started = _StartedForks(coming, pool.submit(coming.wait_started), losses)
+                self._started = _StartedForks(pending, pool.submit(pending.wait_started), losses)
                 pool.shutdown(wait=False)
         finally:
-            del ground.local_dumps[key]
+            del context.local_dumps[key]
 
     def mark_stored(self, processes: bytes) -> None:
         """Record the object id under which the dump was stored."""
         self._stored_dump = processes
 
-    def claim(
-        self, specs: Sequence[MachineSpec], processes: bytes
-    ) -> tuple[list[Machine], list[Loss]]:
+    def claim(self, specs: Sequence[MachineSpec], processes: bytes) -> tuple[list[M], list[Loss]]:
         """Return the early started machines if `specs` are exactly the announced ones.
 
         Otherwise returns `([], [])`. If starting any of them failed, all are stopped and the error

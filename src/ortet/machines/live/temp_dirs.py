@@ -13,6 +13,7 @@ from ortet.history.records import Image, Layer
 from ortet.history.tree.tree import Trees
 from ortet.machines.base import Loss
 from ortet.machines.live.open_files import OpenFilesCapture, restore_open_files
+from ortet.machines.overlay.files import OverlayFiles
 from ortet.machines.overlay.mount_plan import HostOverlay, is_within
 from ortet.machines.overlay.system_diff import (
     SystemEntryReader,
@@ -41,48 +42,27 @@ class TempDirsEntryReader(SystemEntryReader):
 
 
 class TempDirs:
-    """The temporary directories of a machine with its present mounts.
+    """The temporary directories of a machine.
 
-    `machine_dirs` are the machine's other directories, which are not captured here.
+    The scanners are made at the first capture, for the mounts that the machine has then. `close`
+    discards them, so that the next capture begins anew.
     """
 
-    def __init__(
-        self,
-        objects: ObjectStore,
-        trees: Trees,
-        host_overlays: Sequence[HostOverlay],
-        *,
-        machine_dirs: Sequence[str],
-        watch: UpperWatch,
-        open_files: OpenFilesCapture,
-    ) -> None:
-        self._open_files = open_files
-        self._uppers = [
-            SystemUpperScanner(
-                objects,
-                trees,
-                cover,
-                below=None,
-                machine_dirs=machine_dirs,
-                watch=watch,
-                reader_class=TempDirsEntryReader,
-            )
-            for cover in host_overlays
-            if any(
-                is_within(place, (cover.at,)) or is_within(cover.at, (place,))
-                for place in _TEMP_DIRECTORIES
-            )
-        ]
+    def __init__(self, files: OverlayFiles, watch: UpperWatch) -> None:
+        self._files = files
+        self._watch = watch
+        self._open_files: OpenFilesCapture | None = None
+        self._uppers: list[SystemUpperScanner] = []
 
-    def capture_layers(
-        self, horizon: int, image: Image, *, images: Path, machine_root: Path
-    ) -> list[Layer]:
+    def capture_layers(self, image: Image, *, images: Path, machine_root: Path) -> list[Layer]:
         """Capture the directories as differences against the host.
 
         Files that processes hold elsewhere, and that are not in `image`, are added; see
         OpenFilesCapture.
         """
-        found = []
+        if self._open_files is None:
+            self._open_files = self._make_scanners()
+        horizon, found = self._files.context.horizon(), []
         for upper in self._uppers:
             upper.horizon = horizon
             layer = upper.difference()
@@ -95,6 +75,35 @@ class TempDirs:
     def close(self) -> None:
         for upper in self._uppers:
             upper.close()
+        self._uppers, self._open_files = [], None
+
+    def _make_scanners(self) -> OpenFilesCapture:
+        context, spec, overlays = (
+            self._files.context,
+            self._files.spec,
+            self._files.host_overlays,
+        )
+        objects, trees = context.objects, context.trees
+        own = [os.path.realpath(path) for path in (spec.path, *spec.hide)]
+        self._uppers = [
+            SystemUpperScanner(
+                objects,
+                trees,
+                cover,
+                below=None,
+                machine_dirs=own,
+                watch=self._watch,
+                reader_class=TempDirsEntryReader,
+            )
+            for cover in overlays
+            if any(
+                is_within(place, (cover.at,)) or is_within(cover.at, (place,))
+                for place in _TEMP_DIRECTORIES
+            )
+        ]
+        return OpenFilesCapture(
+            objects, trees, workspace_path=str(spec.path), host_overlays=overlays
+        )
 
 
 def restore_temp_dirs(

@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from ortet.history.records import Image, Layer, System
 from ortet.history.tree.tree import Trees
 from ortet.ids import Clock
@@ -23,11 +25,16 @@ from ortet.machines.overlay.mount_plan import (
     HostOverlay,
     MountStep,
     dirs_to_overlay,
+    live_mount_steps,
     mount_steps,
     parse_mounts,
 )
 from ortet.machines.overlay.supervisor_client import Zygote
-from ortet.machines.overlay.system_diff import ensure_system_layer, host_fingerprint
+from ortet.machines.overlay.system_diff import (
+    ensure_system_layer,
+    host_fingerprint,
+    write_system_layer,
+)
 from ortet.machines.overlay.upper.fd_cache import FdBudget
 from ortet.machines.overlay.upper.inotify import UpperWatch
 from ortet.machines.standalone.syscalls import overlay_options
@@ -38,7 +45,13 @@ _HOME = "h"
 
 
 class EngineContext:
-    """Services that the machines of one engine share in one process."""
+    """Services that the machines of one engine share in one process.
+
+    With `dumpable`, CRIU must be able to dump the machines. It cannot dump a file that is mapped
+    from an overlay on top of another overlay, because that belongs to a mount outside of the
+    machine. So the system difference is written into the upper directories instead of being a layer
+    of its own.
+    """
 
     def __init__(
         self,
@@ -48,11 +61,13 @@ class EngineContext:
         *,
         layer_store: LayerStore,
         rootless: bool,
+        dumpable: bool = False,
     ) -> None:
         self.objects = objects
         self.trees = trees
         self.layer_store = layer_store
         self.rootless = rootless
+        self._dumpable = dumpable
         self.zygote = Zygote(rootless=rootless)
         self.watch = UpperWatch()
         self.fd_budget = FdBudget(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
@@ -117,7 +132,14 @@ class EngineContext:
     def _steps(
         self, spec: MachineSpec, host: Sequence[HostMount], covers: Sequence[HostOverlay]
     ) -> list[MountStep]:
-        return mount_steps(spec, host, covers, area=self.layer_store.area, rootless=self.rootless)
+        area = self.layer_store.area
+        if self._dumpable:
+            return live_mount_steps(spec, host, covers, area=area)
+        return mount_steps(spec, host, covers, area=area, rootless=self.rootless)
+
+    def layout_below_uppers(self, layout: LayerLayout) -> LayerLayout:
+        """Return the part of a layout that is in no upper directory."""
+        return replace(layout, system=None) if self._dumpable else layout
 
     def system_for(self, spec: MachineSpec, image: Image) -> tuple[System | None, list[Loss]]:
         """Return the image's system difference if it fits this host, otherwise a Loss."""
@@ -153,7 +175,11 @@ class EngineContext:
 
         `fresh` is the upper directory if it is new.
         """
-        del fresh
+        if self._dumpable:
+            if fresh is not None:
+                for one in layers:
+                    write_system_layer(self.objects, self.trees, one, fresh)
+            return ()
         return tuple(
             ensure_system_layer(self.objects, self.trees, self.layer_store, one) for one in layers
         )

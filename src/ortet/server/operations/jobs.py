@@ -11,7 +11,7 @@ import msgspec
 
 from ortet.errors import Invalid
 from ortet.machines.control.client import InitClient
-from ortet.machines.control.jobs import Job, JobInfo, ProcessInfo
+from ortet.machines.jobs import Job, JobInfo, ProcessInfo
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.machine import Command, Env
 from ortet.server.operations.registry import operation

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from ortet.errors import OrtetError
 from ortet.machines.control.client import InitClient
-from ortet.machines.control.jobs import Job
+from ortet.machines.jobs import Job
 from ortet.server.session_pool.pool import SessionPool
 from ortet.sessions.session import Session
 from ortet.sessions.table import SessionRow

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ortet.errors import OrtetError
 from ortet.machines.control.client import InitClient
-from ortet.machines.control.jobs import Job, Stream, StreamChunk
+from ortet.machines.jobs import Job, Stream, StreamChunk
 from ortet.server.session_pool.pool import SessionPool
 from ortet.server.streaming.wakeups import StoreWakeups, WakeupListener
 from ortet.sessions.table import SessionRow

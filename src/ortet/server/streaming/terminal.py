@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from ortet._util.structs import thread_safe_struct
 from ortet.errors import Conflict, Invalid, OrtetError
-from ortet.machines.control.jobs import Job
+from ortet.machines.jobs import Job
 from ortet.server import wire
 from ortet.server.errors import error_body, error_response
 from ortet.server.session_pool.pool import SessionPool

@@ -197,7 +197,7 @@ def _programs(
     view: SessionReader, now: _PresentFiles, then: Image | None
 ) -> tuple[list[str], list[Loss]]:
     """Return the programs of a commit that would start here, and those that would not."""
-    from ortet.machines.live.host_compat import check_host, this_host
+    from ortet.machines.host_compat import check_host, this_host
     from ortet.machines.services import running_program_names, service_losses
 
     objects = view.store.objects

@@ -9,7 +9,7 @@ from ortet.machines.base import Command
 from ortet.sessions.history.navigation import NavigationMixin
 
 if TYPE_CHECKING:
-    from ortet.machines.control.jobs import Job, JobInfo, ProcessInfo
+    from ortet.machines.jobs import Job, JobInfo, ProcessInfo
     from ortet.workspaces.workspace import Workspace
 
 

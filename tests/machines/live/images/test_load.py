@@ -25,7 +25,7 @@ from ortet.history.references import references
 from ortet.history.transfer.bundle import export_bundle, import_bundle
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid, SystemClock
-from ortet.machines.live.host_compat import check_host, this_host
+from ortet.machines.host_compat import check_host, this_host
 from ortet.machines.live.images import load
 from ortet.machines.live.images.load import read_processes, restore_images
 from ortet.machines.live.images.save import SavedImages, save_images

@@ -18,7 +18,7 @@ from ortet.errors import Invalid
 from ortet.history.records import Processes
 from ortet.history.references import references
 from ortet.ids import Oid
-from ortet.machines.live.host_compat import HostProfile
+from ortet.machines.host_compat import HostProfile
 from ortet.machines.live.images.load import load_saved_images, restore_images
 from ortet.machines.live.images.save import SavedImages, save_images
 from ortet.objects.base import Kind, ObjectRef
@@ -299,7 +299,7 @@ from pathlib import Path
 from ortet.backends.local.bucket import FileBucket
 from ortet._util.codec import Hasher
 from ortet.ids import SystemClock
-from ortet.machines.live.host_compat import this_host
+from ortet.machines.host_compat import this_host
 from ortet.machines.live.images.save import save_images
 from ortet.machines.live.images.load import restore_images
 from ortet.objects.store import LocalObjectStore

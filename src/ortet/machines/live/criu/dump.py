@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
+from ortet.errors import OrtetError
 from ortet.machines.control.connection import freeze_lock
+from ortet.machines.live.background_task import BackgroundTask
 from ortet.machines.live.criu import preflight
 from ortet.machines.live.criu.connections import has_connections, may_have_connections
 from ortet.machines.live.criu.errors import dump_attempts, dump_error, is_transient
@@ -18,20 +20,56 @@ from ortet.machines.live.supervisor_client import SupervisorClient
 
 
 class CriuDumper:
-    """Dumps one machine. `take_worker` returns a CRIU worker that is ready for it."""
+    """Dumps one machine, each time with a CRIU worker that was started beforehand.
+
+    `process` returns the machine's processes, which a restore replaces. `lock` is the file that
+    keeps other processes from connecting to the machine during a dump.
+    """
 
     def __init__(
         self,
-        process: LiveMachineProcess,
         supervisor: SupervisorClient,
+        background: BackgroundTask,
         *,
+        process: Callable[[], LiveMachineProcess],
         lock: str,
-        take_worker: Callable[[], CriuWorker],
     ) -> None:
-        self._process = process
         self._supervisor = supervisor
+        self._background = background
+        self._get_process = process
         self._lock = lock
-        self._take_worker = take_worker
+        self._worker: CriuWorker | None = None
+
+    @property
+    def has_worker(self) -> bool:
+        """True if a worker for the next dump was started."""
+        return self._worker is not None
+
+    def prestart_worker(self) -> None:
+        """Start a worker for the next dump in the background.
+
+        Starting one takes as long as a small dump.
+        """
+        self._background.start(self._start_worker)
+
+    def close(self) -> None:
+        """Stop the worker. The background task must have ended."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    def _start_worker(self) -> None:
+        self.close()
+        with suppress(OrtetError, OSError):  # the machine may have ended since
+            self._worker = self._supervisor.start_dump_worker(self._get_process().pid)
+        self._supervisor.refill_spares()
+
+    def _take_worker(self) -> CriuWorker:
+        self._background.wait()
+        if self._worker is None or not self._worker.alive:
+            self._start_worker()
+        worker, self._worker = self._worker, None
+        return worker or self._supervisor.start_dump_worker(self._get_process().pid)
 
     def dump(
         self,
@@ -51,7 +89,7 @@ class CriuDumper:
         Raises:
             Conflict: "cannot_freeze", if CRIU cannot dump the machine.
         """
-        pid = self._process.pid
+        pid = self._get_process().pid
         silent = may_have_connections(pid)
         for again in dump_attempts():
             try:
@@ -74,17 +112,19 @@ class CriuDumper:
         *,
         block_network: bool,
     ) -> None:
-        guard, worker = self._process, self._take_worker()
-        net = os.stat(f"/proc/{guard.pid}/ns/net").st_ino
-        external = [f"net[{net}]:extnet", *(f"mnt[{at}]:{at}" for at in guard.external_mounts)]
-        with freeze_lock(self._lock, fcntl.LOCK_EX), guard.outbound.paused():
-            guard.init_client.disconnect()
+        process, worker = self._get_process(), self._take_worker()
+        net = os.stat(f"/proc/{process.pid}/ns/net").st_ino
+        external = [f"net[{net}]:extnet", *(f"mnt[{at}]:{at}" for at in process.external_mounts)]
+        with freeze_lock(self._lock, fcntl.LOCK_EX), process.outbound.paused():
+            process.init_client.disconnect()
             try:
                 with (
-                    self._supervisor.network_blocked(guard.pid) if block_network else nullcontext()
+                    self._supervisor.network_blocked(process.pid)
+                    if block_network
+                    else nullcontext()
                 ):
                     worker.dump(
-                        guard.pid, images, external=external, on_frozen=on_frozen, watched=watched
+                        process.pid, images, external=external, on_frozen=on_frozen, watched=watched
                     )
             finally:
-                guard.init_client.reconnect()
+                process.init_client.reconnect()

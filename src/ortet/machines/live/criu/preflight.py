@@ -10,7 +10,7 @@ from contextlib import suppress
 import msgspec
 
 from ortet.errors import Conflict
-from ortet.machines.kernels.live_host import mount_id_at, mount_ids_of
+from ortet.machines.live.foreign_mounts import mount_id_at, mount_ids_of
 
 _IO_URING_HELP = (
     "start it without io_uring (node and all that use libuv: UV_USE_IO_URING=0; PostgreSQL 18: "

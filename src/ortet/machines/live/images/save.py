@@ -14,7 +14,7 @@ from ortet._util.codec import encode
 from ortet.errors import Invalid
 from ortet.history.records import Layer, Processes
 from ortet.ids import Oid
-from ortet.machines.live.host_compat import HostProfile
+from ortet.machines.host_compat import HostProfile
 from ortet.machines.live.images.page_store import (
     DeltaBaseline,
     Extent,

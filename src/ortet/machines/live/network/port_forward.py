@@ -8,7 +8,7 @@ import socket
 from contextlib import suppress
 
 from ortet.errors import Conflict
-from ortet.machines.control.jobs import check_port
+from ortet.machines.jobs import check_port
 from ortet.machines.live.supervisor_client import SupervisorClient
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ortet.history.records import Processes
-from ortet.machines.live.host_compat import HostProfile, check_host, cpu_features, this_host
+from ortet.machines.host_compat import HostProfile, check_host, cpu_features, this_host
 
 HOST = HostProfile("4.2.1", "6.18.3-x", "x86_64", 4096, ["avx2", "sse2"])
 

@@ -1,35 +1,28 @@
-"""The contract between kernels and machines: start an interpreter, and create layers for forks."""
+"""The contract between kernels and machines: `KernelHost` starts interpreters and layers forks.
+
+Every kind of machine has a kernel host. The package `kernels` uses it.
+"""
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from ortet.errors import Invalid, Unavailable, Unsupported
+from ortet.errors import Unsupported
 from ortet.history.records import Image
 from ortet.ids import Oid
-from ortet.machines.standalone.process_tree import kill_run
-
-KERNEL_FD_COUNT = 4
-"""Number of descriptors of a kernel: stdin, stdout, stderr, and its control socket."""
-
-VENV_DIRECTORIES = (".venv", "venv")
-
 
 FilesSnapshot = tuple[Oid, Image]
-
+"""An image of files, and its id."""
 
 ListKernelPids = Callable[[], Collection[int]]
+"""Returns the pids of the kernels that can move to other layers."""
 
 
 class KernelLayer(msgspec.Struct, frozen=True):
@@ -80,14 +73,18 @@ class KernelHost(ABC):
     """Services that a machine must provide for kernels.
 
     Only one thread may call it at a time, except for `kill_kernel`. `workspace_path` is the path of
-    the workspace inside the machine; `host_path` is a path under which this process can read it.
+    the workspace inside the machine.
     """
 
     engine: str
     workspace_path: str
-    host_path: Path
     contained = True  # the processes end automatically with the hub
     captures_processes = False  # the processes are part of a snapshot
+
+    @property
+    @abstractmethod
+    def host_path(self) -> Path:
+        """The path under which this process can read the workspace."""
 
     @abstractmethod
     def start_interpreter(
@@ -180,32 +177,6 @@ class KernelHost(ABC):
         del layer
 
 
-Launch = Callable[..., tuple[int, int]]
-"""(argv, *, env, fds) -> (pid inside the machine, pidfd).
-
-Starts a long-running program in the workspace. `fds` become its descriptors from 0 on, and it may
-change its root directory.
-"""
-
-
-def launch_interpreter(
-    launch: Launch, argv: Sequence[str], env: Mapping[str, str]
-) -> KernelProcess:
-    """Start an interpreter whose socket and streams are connected to this process."""
-    ends = open_channel()
-    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    out, err, sock = ends.theirs
-    try:
-        pid, pidfd = launch(argv, env=env, fds=[null, out, err, sock])
-    except BaseException:
-        close_channel(ends)
-        raise
-    finally:
-        for fd in (null, out, err, sock):
-            os.close(fd)
-    return KernelProcess(ends._replace(theirs=[]), pid, pidfd)
-
-
 def fork_unsupported(engine: str) -> Unsupported:
     """Return the error for an engine that has no layers for kernel forks."""
     return Unsupported(
@@ -213,93 +184,3 @@ def fork_unsupported(engine: str) -> Unsupported:
         f"engine {engine!r} cannot give the fork of a kernel files of its own: use a private "
         "workspace with engine='overlay'; `ortet doctor` says whether this host can",
     )
-
-
-class LocalKernelHost(KernelHost):
-    """Kernels of machines whose commands run directly on the host."""
-
-    contained = False
-
-    def __init__(self, engine: str, workspace_path: Path) -> None:
-        self.engine = engine
-        self.workspace_path = str(workspace_path)
-        self.host_path = workspace_path
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-
-    def start_interpreter(
-        self, name: str, argv: Sequence[str], *, env: Mapping[str, str]
-    ) -> KernelProcess:
-        del name
-        return launch_interpreter(self._launch, argv, env)
-
-    def _launch(
-        self, argv: Sequence[str], *, env: Mapping[str, str], fds: Sequence[int]
-    ) -> tuple[int, int]:
-        number = fds[KERNEL_FD_COUNT - 1]
-        process = subprocess.Popen(
-            list(argv),
-            cwd=self.workspace_path,
-            env={**env, "ORTET_KERNEL_FD": str(number)},
-            stdin=fds[0],
-            stdout=fds[1],
-            stderr=fds[2],
-            pass_fds=[number],
-            start_new_session=True,
-        )
-        try:
-            pidfd = os.pidfd_open(process.pid)
-        except (AttributeError, OSError) as error:
-            process.kill()
-            process.wait()
-            raise Unsupported(
-                "no_pidfd", "a kernel needs Linux 5.3 or later: run scripts with run() instead"
-            ) from error
-        self._processes[process.pid] = process
-        return process.pid, pidfd
-
-    def kill_kernel(self, pid: int, mark: str, exclude: Collection[int]) -> None:
-        kill_run(mark, pid, exclude)
-        with suppress(ProcessLookupError):
-            if pid > 0:
-                os.kill(pid, signal.SIGKILL)
-
-    def wait_exit_code(self, pid: int) -> int | None:
-        process = self._processes.pop(pid, None)
-        return None if process is None else process.wait()
-
-
-def open_channel() -> KernelChannel:
-    """Create the socket and the output pipes of a kernel."""
-    ours, theirs = socket.socketpair()
-    made: list[int] = []
-    try:
-        for _ in range(2):
-            made += os.pipe()
-    except BaseException:
-        for fd in made:
-            os.close(fd)
-        ours.close()
-        theirs.close()
-        raise
-    out, their_out, err, their_err = made
-    return KernelChannel(ours, out, err, [their_out, their_err, theirs.detach()])
-
-
-def close_channel(channel: KernelChannel) -> None:
-    channel.sock.close()
-    os.close(channel.out)
-    os.close(channel.err)
-
-
-def choose_python(host: KernelHost, requested: str | None) -> str:
-    """Return the interpreter for a kernel: the requested one, the workspace's own, or this one."""
-    if requested is not None:
-        if not requested or "\0" in requested:
-            raise Invalid("bad_python", "python is no program: give its name or path")
-        return requested
-    for name in VENV_DIRECTORIES:
-        if os.path.lexists(host.host_path / name / "bin" / "python"):
-            return f"{host.workspace_path}/{name}/bin/python"
-    if not sys.executable:
-        raise Unavailable("no_python", "this process does not know its interpreter: give python=…")
-    return sys.executable
