@@ -19,6 +19,7 @@ import ortet
 from ortet.errors import Invalid, Unsupported
 from ortet.history.records import Image
 from ortet.machines.live.network import slirp
+from ortet.machines.overlay import resolv_conf
 from ortet.sessions.session import Session
 
 _CALL = """
@@ -152,7 +153,8 @@ class TestChoice:
             found = call(session, HOST, port)
             assert (found == "echo hello") == (network == "outbound")
             own = (
-                told(session, "cat /etc/resolv.conf").encode() + b"\n" == slirp.RESOLV_CONF_CONTENT
+                told(session, "cat /etc/resolv.conf").encode() + b"\n"
+                == resolv_conf.RESOLV_CONF_CONTENT
             )
             assert own == (network == "outbound")
 

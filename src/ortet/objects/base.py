@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -61,7 +60,7 @@ class ContentScanner(Protocol):
 
     def text(self, text: str, where: str, remedy: str = "") -> None: ...
 
-    def images(self, directory: Path, page: int, tell: Callable[[int], str]) -> None: ...
+    def plain_name(self, fd: int, size: int) -> str: ...
 
 
 class ObjectStore(ABC):

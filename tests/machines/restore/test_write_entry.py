@@ -16,7 +16,7 @@ from tests.fixtures import forked
 from ortet._util.codec import encode
 from ortet.errors import Corrupt
 from ortet.history.records import TreeEntry
-from ortet.machines.restore.write_entry import EntryWriter, MetadataTarget, NamedTarget, write_all
+from ortet.machines.restore.write_entry import EntryWriter, NamedTarget, OpenTarget, write_all
 from ortet.objects.base import Kind
 from ortet.objects.blobs import put_bytes, read_file
 
@@ -282,7 +282,7 @@ def test_a_directory_is_settled_by_its_descriptor(shop: Any, place: Path) -> Non
     fd = os.open(place / "d", os.O_RDONLY)
     entry = TreeEntry(b"d", DIR | 0o3711, -12, uid=5, gid=6)
     writer = EntryWriter(shop.objects)
-    assert writer.apply_metadata(MetadataTarget(fd), entry, path=b"d") == os.stat(place / "d")
+    assert writer.apply_metadata(OpenTarget(fd), entry, path=b"d") == os.stat(place / "d")
     os.close(fd)
     now = os.stat(place / "d")
     assert (now.st_mode, now.st_mtime_ns, now.st_uid, now.st_gid) == (DIR | 0o3711, -12, 5, 6)

@@ -139,15 +139,33 @@ class _MachineRun:
                 self._output(stream, data)
 
 
-class InitClient(InitConnection):
+class InitClient:
     """Client of pid 1 of one machine; any number of threads may use it at once."""
 
     def __init__(
         self, pid: int, *, path: str | os.PathLike[str] | None = None, lock_path: str = ""
     ) -> None:
-        super().__init__(pid, path=path, lock_path=lock_path)
+        self._connection = InitConnection(pid, path=path, lock_path=lock_path)
+        self.pid = pid
+        self.path = self._connection.path
         self.busy = False
         """True if a process besides pid 1 was alive after the last run, spawn or `read_state`."""
+
+    def ask(self, message: dict[str, Any], wait: float = 0.0) -> dict[str, Any]:
+        """Send a request and return its reply, as `InitConnection.ask` does."""
+        return self._connection.ask(message, wait)
+
+    def disconnect(self) -> None:
+        """Close all connections to the machine before a dump; requests wait until `reconnect`."""
+        self._connection.disconnect()
+
+    def reconnect(self) -> None:
+        """Let pid 1 listen again, after a dump and in a restored machine."""
+        self._connection.reconnect()
+
+    def close(self) -> None:
+        """Close all connections. The machine keeps running."""
+        self._connection.close()
 
     def run(
         self,

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any, Protocol
 
 from ortet._util.validation import (
     CALLABLE,
@@ -32,14 +32,23 @@ from ortet.machines.kernels.link import (
     parse_variables,
 )
 
-if TYPE_CHECKING:
-    from ortet.machines.kernels.manager import KernelManager
-
 MAX_VARIABLES_BYTES = 256 << 20
 """Limit in bytes for the saved variables of one kernel."""
 
 _STDERR_TAIL_CHARS = 4000  # length of the stderr tail that an error reports
 _EXIT_TIMEOUT_SECONDS = 30.0  # from the end of the kernel's socket to the end of its process
+
+
+class KernelOwner(Protocol):
+    """The object that manages the kernels of a machine. A kernel asks it to fork and to end."""
+
+    def fork_kernel(self, kernel: Kernel, n: int, *, force: bool) -> list[Kernel]: ...
+
+    def adopt_fork(self, kernel: Kernel, fork: Kernel) -> None: ...
+
+    def release_kernel(self, kernel: Kernel) -> None: ...
+
+    def exit_reason(self, kernel: Kernel) -> str: ...
 
 
 class Kernel:
@@ -51,7 +60,7 @@ class Kernel:
 
     def __init__(
         self,
-        manager: KernelManager,
+        owner: KernelOwner,
         name: str,
         link: KernelLink,
         *,
@@ -64,7 +73,7 @@ class Kernel:
         self.link = link
         self.launched = launched  # True if the machine started the process and knows its exit code
         self.run_count = 0
-        self._manager = manager
+        self._owner = owner
         self._closed_reason = ""
         self._is_retired = False
         self._lock = threading.Lock()
@@ -137,7 +146,7 @@ class Kernel:
         require(POSITIVE_COUNT, n=n)
         require(FLAG, force=force)
         with self._exclusive("fork"):
-            return self._manager.fork_kernel(self, n, force=force)
+            return self._owner.fork_kernel(self, n, force=force)
 
     def keep(self, fork: Kernel) -> Kernel:
         """Replace this kernel by one of its forks, and return the fork.
@@ -148,7 +157,7 @@ class Kernel:
         if not isinstance(fork, Kernel) or fork.layer is None or fork is self:
             raise Invalid("not_a_fork", "give one of the kernels that kernel.fork() returned")
         with self._exclusive("be replaced"), fork._exclusive("be kept"):
-            self._manager.adopt_fork(self, fork)
+            self._owner.adopt_fork(self, fork)
         return fork
 
     def vars(self, *names: str) -> list[KernelVariable]:
@@ -207,7 +216,7 @@ class Kernel:
         if self._closed_reason:
             return
         self._closed_reason = why
-        self._manager.release_kernel(self)
+        self._owner.release_kernel(self)
 
     @contextmanager
     def try_exclusive(self) -> Iterator[bool]:
@@ -339,7 +348,7 @@ class Kernel:
         if self._closed_reason:
             return Conflict("closed", f"kernel {self.name!r} was closed while it ran code")
         how = (
-            self._manager.exit_reason(self)
+            self._owner.exit_reason(self)
             if not why and self.link.wait_exit(_EXIT_TIMEOUT_SECONDS)
             else ""
         )

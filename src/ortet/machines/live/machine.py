@@ -35,6 +35,7 @@ from ortet.machines.live.criu import preflight
 from ortet.machines.live.criu.dump import CriuDumper
 from ortet.machines.live.criu.external_connections import close_external_connections
 from ortet.machines.live.images.save import SavedImages, save_images
+from ortet.machines.live.images.secret_search import check_images
 from ortet.machines.live.kernel_host import LiveKernelHost
 from ortet.machines.live.network.port_forward import PortForwards
 from ortet.machines.live.prefork import PreforkedMachines, StartForks
@@ -380,7 +381,7 @@ class LiveMachine(Machine):
     def _search_secrets(self, images: Path) -> None:
         search, page = self._context.objects.scanner, self._context.host.page_size
         if search is not None:
-            search.images(images, page, self._live_process.describe_process)
+            check_images(search, images, page, self._live_process.describe_process)
 
     def _register_dump(self, dump: Dump, saved: SavedImages) -> None:
         """Remember the newest dump on disk for forks, and delete the one before it."""

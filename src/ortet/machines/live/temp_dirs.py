@@ -16,8 +16,8 @@ from ortet.machines.live.open_files import OpenFilesCapture, restore_open_files
 from ortet.machines.overlay.files import OverlayFiles
 from ortet.machines.overlay.mount_plan import HostOverlay, is_within
 from ortet.machines.overlay.system_diff import (
-    SystemEntryReader,
-    SystemUpperScanner,
+    PathFilter,
+    SystemDiffScanner,
     write_system_layer,
 )
 from ortet.machines.overlay.upper.inotify import UpperWatch
@@ -30,15 +30,17 @@ Nothing else below /dev, /proc and /sys is kept; devices are created again.
 """
 
 
-class TempDirsEntryReader(SystemEntryReader):
-    """Captures the directories that SystemEntryReader leaves out."""
+def _is_no_temp_file(machine_dirs: Sequence[str]) -> PathFilter:
+    """Return the filter that leaves only the directories that the system difference leaves out."""
+    own = tuple(machine_dirs)
 
-    def is_skipped(self, path: bytes, is_dir: bool) -> bool:
-        where = os.fsdecode(self.host_path(path))
-        if is_within(where, self._machine_dirs):
+    def is_skipped(path: str, is_dir: bool) -> bool:
+        if is_within(path, own):
             return True
-        leads = is_dir and any(is_within(place, (where,)) for place in _TEMP_DIRECTORIES)
-        return not (leads or is_within(where, _TEMP_DIRECTORIES))
+        leads = is_dir and any(is_within(place, (path,)) for place in _TEMP_DIRECTORIES)
+        return not (leads or is_within(path, _TEMP_DIRECTORIES))
+
+    return is_skipped
 
 
 class TempDirs:
@@ -52,7 +54,7 @@ class TempDirs:
         self._files = files
         self._watch = watch
         self._open_files: OpenFilesCapture | None = None
-        self._uppers: list[SystemUpperScanner] = []
+        self._uppers: list[SystemDiffScanner] = []
 
     def capture_layers(self, image: Image, *, images: Path, machine_root: Path) -> list[Layer]:
         """Capture the directories as differences against the host.
@@ -86,14 +88,14 @@ class TempDirs:
         objects, trees = context.objects, context.trees
         own = [os.path.realpath(path) for path in (spec.path, *spec.hide)]
         self._uppers = [
-            SystemUpperScanner(
+            SystemDiffScanner(
                 objects,
                 trees,
                 cover,
                 below=None,
                 machine_dirs=own,
                 watch=self._watch,
-                reader_class=TempDirsEntryReader,
+                is_skipped=_is_no_temp_file(own),
             )
             for cover in overlays
             if any(

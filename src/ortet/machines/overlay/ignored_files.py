@@ -28,7 +28,7 @@ from ortet.machines.dirfd import STAGE_PREFIX, open_directory
 from ortet.machines.overlay.context import EngineContext
 from ortet.machines.overlay.layers import IGNORED_LAYER_PREFIX, LayerStack
 from ortet.machines.overlay.upper.entry import metacopy_redirect, oversize_loss, read_marks
-from ortet.machines.restore.write_entry import EntryWriter, MetadataTarget
+from ortet.machines.restore.write_entry import EntryWriter, OpenTarget
 from ortet.machines.restore.write_tree import FICLONE
 
 MAX_COPIED_BYTES = 2 << 30
@@ -211,7 +211,7 @@ class _IgnoredFilesWriter:
             self._dir_mtimes[path] = st.st_mtime_ns
         else:
             with open_directory(Path(os.fsdecode(place))) as fd:
-                self._writer.apply_metadata(MetadataTarget(fd), entry, path=path)
+                self._writer.apply_metadata(OpenTarget(fd), entry, path=path)
             self._dir_mtimes[path] = entry.mtime
 
 
@@ -306,7 +306,7 @@ def add_ignored_layer(
     def fill(place: Path) -> None:
         writer = EntryWriter(context.objects)
         with open_directory(place) as fd:
-            writer.apply_metadata(MetadataTarget(fd), root, path=b"")
+            writer.apply_metadata(OpenTarget(fd), root, path=b"")
         ignored.write_to(
             place, root, context.trees, writer=writer, put_file=Copier(max_bytes=MAX_COPIED_BYTES)
         )

@@ -16,7 +16,7 @@ from ortet.machines.capture.stat_index import StatIndex
 from ortet.machines.overlay.context import EngineContext
 from ortet.machines.overlay.home import LayerLayout
 from ortet.machines.overlay.mount_plan import HostOverlay
-from ortet.machines.overlay.system_diff import SystemUpperScanner
+from ortet.machines.overlay.system_diff import SystemDiffScanner, is_no_system_state
 from ortet.machines.overlay.upper.scanner import MappedFiles, UpperScanner
 from ortet.machines.restore.checkout import hardlink_groups
 from ortet.objects.base import Kind
@@ -65,8 +65,9 @@ class OverlaySnapshotter:
         ]
 
     def close(self) -> None:
-        for upper in (self._upper, *self._systems):
-            upper.close()
+        self._upper.close()
+        for system in self._systems:
+            system.close()
 
     @property
     def is_crowded(self) -> bool:
@@ -134,15 +135,16 @@ class OverlaySnapshotter:
 
     def _make_system_scanner(
         self, overlay: HostOverlay, spec: MachineSpec, system: System | None
-    ) -> SystemUpperScanner:
+    ) -> SystemDiffScanner:
         own = [os.path.realpath(path) for path in (spec.path, *spec.hide)]
         layers = [] if system is None else system.layers
         below = [layer for layer in layers if layer.mount == os.fsencode(overlay.at)]
-        return SystemUpperScanner(
+        return SystemDiffScanner(
             self._context.objects,
             self._context.trees,
             overlay,
             below=below[0] if below else None,
             machine_dirs=own,
+            is_skipped=is_no_system_state(own),
             watch=self._context.watch,
         )

@@ -31,7 +31,7 @@ from ortet.machines.dirfd import DirFdCache, open_directory, remove_tree
 from ortet.machines.overlay.upper.scanner import UpperScanner
 from ortet.machines.restore.checkout import checkout_image, hardlink_groups
 from ortet.machines.restore.plan import ImageFiles
-from ortet.machines.restore.write_entry import EntryWriter, MetadataTarget
+from ortet.machines.restore.write_entry import EntryWriter, OpenTarget
 from ortet.machines.restore.write_tree import TreeItem, write_tree
 from ortet.machines.standalone.syscalls import is_privileged
 from ortet.objects.base import ObjectStore
@@ -137,7 +137,7 @@ def write_layer(
     writer = EntryWriter(objects)
     with open_directory(place) as fd:
         if len(items) == 1:
-            writer.apply_metadata(MetadataTarget(fd), items[0].entry, path=b"")
+            writer.apply_metadata(OpenTarget(fd), items[0].entry, path=b"")
         else:
             write_tree(objects, fd, items, groups, writer=writer)
     return list(dict.fromkeys(writer.losses))

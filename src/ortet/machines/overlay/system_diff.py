@@ -7,7 +7,7 @@ import os
 import platform
 import pwd
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -18,10 +18,10 @@ from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
 from ortet.machines.base import Loss
 from ortet.machines.capture.entry import read_xattrs
-from ortet.machines.live.network import slirp
+from ortet.machines.capture.stat_index import NEVER_RACY
 from ortet.machines.overlay.layers import LayerStore, whiteout_entry, write_layer
 from ortet.machines.overlay.mount_plan import EPHEMERAL_DIRS, HostOverlay, is_within
-from ortet.machines.overlay.upper.entry import UpperEntryReader
+from ortet.machines.overlay.resolv_conf import RESOLV_CONF, is_written_by_ortet
 from ortet.machines.overlay.upper.inotify import UpperWatch
 from ortet.machines.overlay.upper.scanner import UpperScanner
 from ortet.machines.overlay.upper.uppernode import UpperDirectory
@@ -44,63 +44,63 @@ def host_fingerprint() -> str:
     return checksum(*parts).hex()
 
 
-class SystemEntryReader(UpperEntryReader):
-    """Compares each name with the host: an equal file is no difference."""
+PathFilter = Callable[[str, bool], bool]
+"""(path on the host, is it a directory) -> is it left out of a difference."""
+
+
+def is_no_system_state(machine_dirs: Sequence[str]) -> PathFilter:
+    """Return the filter for the system: caches, and what every host has for itself.
+
+    `machine_dirs` are the machine's own places, which are never part of a difference.
+    """
+    skipped = frozenset(
+        (*EPHEMERAL_DIRS, *_CACHES, *_HOST_IDENTITY_FILES, *machine_dirs, f"{_home()}/.cache")
+    )
+
+    def is_skipped(path: str, is_dir: bool) -> bool:
+        if is_dir and path.startswith("/home/") and path.endswith("/.cache"):
+            return path.count("/") == 3
+        return path in skipped
+
+    return is_skipped
+
+
+class HostDifference:
+    """The rules of a difference from one directory of this host.
+
+    A removed name is an entry with WHITEOUT, and a directory that hides that of the host has
+    OPAQUE. Files that are equal on the host are left out.
+    """
 
     def __init__(
         self,
         objects: ObjectStore,
-        trees: Trees,
-        below: TreeEntry,
-        *,
         mount_point: str,
+        *,
         machine_dirs: Sequence[str],
+        is_skipped: PathFilter,
     ) -> None:
-        super().__init__(objects, trees, below, is_root=True)
+        self._objects = objects
         self._mount_point = os.fsencode(mount_point)
-        self._machine_dirs = tuple(machine_dirs)
-        self._skipped_paths = frozenset(
-            (*EPHEMERAL_DIRS, *_CACHES, *_HOST_IDENTITY_FILES, *machine_dirs, f"{_home()}/.cache")
-        )
-
-    def host_path(self, path: bytes) -> bytes:
-        """Return the path of a name on the host."""
-        return os.path.join(self._mount_point, path)
+        self._machine_dirs = machine_dirs
+        self._is_skipped = is_skipped
 
     def is_skipped(self, path: bytes, is_dir: bool) -> bool:
-        where = os.fsdecode(self.host_path(path))
-        if is_dir and where.startswith("/home/") and where.endswith("/.cache"):
-            return where.count("/") == 3
-        return where in self._skipped_paths
+        return self._is_skipped(os.fsdecode(self._host_path(path)), is_dir)
 
     def removed_entry(self, path: bytes) -> TreeEntry | None:
         """Return a whiteout if the host has the name; None if only a layer had it."""
-        if not os.path.lexists(self.host_path(path)):
+        if not os.path.lexists(self._host_path(path)):
             return None
         return replace(
             whiteout_entry(path.rpartition(b"/")[2]), uid=0, gid=0, flags=int(Flag.WHITEOUT)
         )
 
-    def read_entry(
-        self,
-        node: UpperDirectory,
-        raw: bytes,
-        st: os.stat_result,
-        *,
-        fd: int,
-        path: bytes,
-        mapped: bool,
-    ) -> tuple[TreeEntry | None, os.stat_result]:
-        entry, st = super().read_entry(node, raw, st, fd=fd, path=path, mapped=mapped)
-        if entry is not None and not entry.flags and self._is_same_as_host(fd, raw, st, path):
-            return None, st
-        return entry, st
-
-    def _is_same_as_host(self, fd: int, raw: bytes, st: os.stat_result, path: bytes) -> bool:
+    def is_unchanged(self, fd: int, raw: bytes, st: os.stat_result, path: bytes) -> bool:
         """Return True if a file equals that of the host, or was put there by Ortet."""
-        host = self.host_path(path)
+        host = self._host_path(path)
         here = b"/proc/self/fd/%d/%s" % (fd, raw)
-        if host == slirp.RESOLV_CONF.encode() and slirp.is_ours(here):
+        if host == RESOLV_CONF.encode() and is_written_by_ortet(here):
             return True
         try:
             its = os.lstat(host)
@@ -114,79 +114,7 @@ class SystemEntryReader(UpperEntryReader):
         except OSError:
             return False
 
-
-class SystemUpperScanner(UpperScanner):
-    """Scans the upper directory over one host directory. The result is a difference, not a tree.
-
-    In a difference, a removed name is an entry with WHITEOUT, and a directory that hides that of
-    the host has OPAQUE. Files that are equal on the host are left out, and so are directories with
-    only another mtime.
-
-    Args:
-        below: The difference between the host and this directory.
-        machine_dirs: The machine's own places, which are never part of a difference.
-    """
-
-    def __init__(
-        self,
-        objects: ObjectStore,
-        trees: Trees,
-        overlay: HostOverlay,
-        *,
-        below: Layer | None,
-        machine_dirs: Sequence[str],
-        watch: UpperWatch | None = None,
-        reader_class: type[SystemEntryReader] = SystemEntryReader,
-    ) -> None:
-        empty = trees.empty()
-        nothing = TreeEntry(b"", stat.S_IFDIR, 0, data=empty.oid, cid=empty.cid)
-        root = nothing if below is None else below.root
-        taker = reader_class(
-            objects, trees, root, mount_point=overlay.at, machine_dirs=machine_dirs
-        )
-        super().__init__(
-            objects, trees, overlay.upper, below=root, is_root=True, watch=watch, entry_reader=taker
-        )
-        self.mount_point = overlay.at
-        self._host_path = taker.host_path
-        self._empty = empty.oid
-        self._machine_dirs = machine_dirs
-        self._last: tuple[TreeEntry, Layer | None] | None = None
-        self._groups = [] if below is None else layer_hardlink_groups(objects, below)
-
-    def difference(self) -> Layer | None:
-        """Return the difference as a layer, or None if nothing differs from the host."""
-        root = self.scan()
-        if self._last is None or self._last[0] is not root:
-            self._last = root, self._layer(root)
-        return self._last[1]
-
-    def _layer(self, root: TreeEntry) -> Layer | None:
-        if root.data == self._empty and not self._has_own_changes(self.root, root):
-            return None
-        groups = self.hardlink_groups(self._groups)
-        links = self._objects.put(Kind.META, encode(groups)) if groups else b""
-        return Layer(os.fsencode(self.mount_point), root, links)
-
-    def _update_rules(self, node: UpperDirectory, fd: int) -> bool:  # noqa: ARG002 - ignore files rule a workspace
-        return False
-
-    def _fold(self, node: UpperDirectory) -> None:
-        """Compute a directory's entry. A directory without a difference is not a change."""
-        parent, raw = node.parent, os.fsencode(node.name)
-        super()._fold(node)
-        if parent is None or raw not in parent.changes:
-            return
-        entry = parent.changes[raw]
-        if (
-            entry is not None
-            and entry.data == self._empty
-            and not self._has_own_changes(node, entry)
-        ):
-            parent.changes[raw] = None
-
-    def _summary(self, node: UpperDirectory) -> TreeEntry:
-        entry = super()._summary(node)
+    def directory_entry(self, node: UpperDirectory, entry: TreeEntry) -> TreeEntry:
         opaque = node.marks is not None and node.marks[0]
         if (opaque and os.path.isdir(self._host_path(node.path))) or (
             node.below is not None and node.below.flags & Flag.OPAQUE
@@ -194,8 +122,8 @@ class SystemUpperScanner(UpperScanner):
             return replace(entry, flags=int(Flag.OPAQUE))
         return entry
 
-    def _has_own_changes(self, node: UpperDirectory, entry: TreeEntry) -> bool:
-        """Return True if a directory differs from the host, apart from its names."""
+    def has_own_changes(self, node: UpperDirectory, entry: TreeEntry) -> bool:
+        """Return True if a directory differs from the host, apart from its names and its mtime."""
         where = self._host_path(node.path)
         if entry.flags:
             return True
@@ -206,10 +134,75 @@ class SystemUpperScanner(UpperScanner):
         same = (its.st_mode, its.st_uid, its.st_gid) == (entry.mode, entry.uid, entry.gid)
         return not same or self._xattrs_differ(where, entry)
 
+    def _host_path(self, path: bytes) -> bytes:
+        return os.path.join(self._mount_point, path)
+
     def _xattrs_differ(self, where: bytes, entry: TreeEntry) -> bool:
         theirs = read_xattrs(where)
         oid = self._objects.put(Kind.META, encode(theirs)) if theirs else b""
         return oid != entry.xattrs
+
+
+class SystemDiffScanner:
+    """Scans the upper directory over one host directory. The result is a difference, not a tree.
+
+    A file with a ctime at or after `horizon` is racy and compared again.
+
+    Args:
+        below: The difference between the host and this directory.
+        machine_dirs: The machine's own places, which are never part of a difference.
+        is_skipped: What is left out of the difference.
+    """
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        trees: Trees,
+        overlay: HostOverlay,
+        *,
+        below: Layer | None,
+        machine_dirs: Sequence[str],
+        is_skipped: PathFilter,
+        watch: UpperWatch | None = None,
+    ) -> None:
+        empty = trees.empty()
+        nothing = TreeEntry(b"", stat.S_IFDIR, 0, data=empty.oid, cid=empty.cid)
+        self.horizon = NEVER_RACY
+        self._objects = objects
+        self._mount_point = overlay.at
+        self._empty = empty.oid
+        self._rules = HostDifference(
+            objects, overlay.at, machine_dirs=machine_dirs, is_skipped=is_skipped
+        )
+        self._scanner = UpperScanner(
+            objects,
+            trees,
+            overlay.upper,
+            below=nothing if below is None else below.root,
+            is_root=True,
+            watch=watch,
+            difference=self._rules,
+        )
+        self._last: tuple[TreeEntry, Layer | None] | None = None
+        self._groups = [] if below is None else layer_hardlink_groups(objects, below)
+
+    def difference(self) -> Layer | None:
+        """Return the difference as a layer, or None if nothing differs from the host."""
+        self._scanner.horizon = self.horizon
+        root = self._scanner.scan()
+        if self._last is None or self._last[0] is not root:
+            self._last = root, self._layer(root)
+        return self._last[1]
+
+    def close(self) -> None:
+        self._scanner.close()
+
+    def _layer(self, root: TreeEntry) -> Layer | None:
+        if root.data == self._empty and not self._rules.has_own_changes(self._scanner.root, root):
+            return None
+        groups = self._scanner.hardlink_groups(self._groups)
+        links = self._objects.put(Kind.META, encode(groups)) if groups else b""
+        return Layer(os.fsencode(self._mount_point), root, links)
 
 
 def _comparable_stat(st: os.stat_result) -> tuple[int, ...]:

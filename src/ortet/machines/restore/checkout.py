@@ -25,7 +25,7 @@ from ortet.machines.dirfd import (
     translate_os_error,
     writable_for_rename,
 )
-from ortet.machines.restore.write_entry import EntryWriter, MetadataTarget
+from ortet.machines.restore.write_entry import EntryWriter, OpenTarget
 from ortet.machines.restore.write_tree import (
     Progress,
     ReflinkCloner,
@@ -354,7 +354,7 @@ def _restat_moved(
     if inside:  # it existed before, and the moves changed its mtime
         with open_directory(dest) as fd:
             rest = [_restat(fd, one) if b"/" not in one.item.path else one for one in rest]
-            writer.apply_metadata(MetadataTarget(fd), root.entry, path=b"")
+            writer.apply_metadata(OpenTarget(fd), root.entry, path=b"")
     return [*rest, WrittenItem(root, os.stat(dest, follow_symlinks=False))]
 
 

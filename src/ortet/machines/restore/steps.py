@@ -27,7 +27,13 @@ from ortet.machines.dirfd import (
     translate_os_error,
     writable_for_rename,
 )
-from ortet.machines.restore.write_entry import MetadataTarget, NamedTarget, Xattrs, set_metadata
+from ortet.machines.restore.write_entry import (
+    MetadataTarget,
+    NamedTarget,
+    OpenTarget,
+    Xattrs,
+    set_metadata,
+)
 from ortet.objects.tail import sync_data
 
 StatsByPath = Mapping[bytes, os.stat_result | None]
@@ -80,11 +86,7 @@ def open_target(dirs: DirFdCache, path: bytes, mode: int) -> MetadataTarget:
 
     Files are not opened: we may not have permission to.
     """
-    return (
-        MetadataTarget(dirs.fd(path))
-        if stat.S_ISDIR(mode)
-        else NamedTarget(*dirs.open_parent(path))
-    )
+    return OpenTarget(dirs.fd(path)) if stat.S_ISDIR(mode) else NamedTarget(*dirs.open_parent(path))
 
 
 def metadata_step(dirs: DirFdCache, path: bytes, mode: int) -> MetadataStep:
@@ -142,7 +144,7 @@ def _make_writable(dirs: DirFdCache, meta: MetadataStep) -> None:
     """Let an ordinary user change names in their own directory, whatever its mode is."""
     if os.geteuid() and meta.mode & 0o700 != 0o700:
         target = (
-            NamedTarget(*dirs.open_parent(meta.path)) if meta.path else MetadataTarget(dirs.fd(b""))
+            NamedTarget(*dirs.open_parent(meta.path)) if meta.path else OpenTarget(dirs.fd(b""))
         )
         target.chmod(stat.S_IMODE(meta.mode) | 0o700)
 

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Protocol
 
 from ortet._util.codec import decode
 from ortet.errors import Corrupt
@@ -25,12 +26,27 @@ ReportLoss = Callable[[str, str], None]
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class MetadataTarget:
-    """An open file or directory whose metadata is read or set."""
+class MetadataTarget(Protocol):
+    """A file or directory whose metadata is read or set."""
+
+    xattr_target: int | bytes
+    """The descriptor or path for the xattr calls; a path is not followed."""
+
+    def stat(self) -> os.stat_result: ...
+
+    def chown(self, uid: int, gid: int) -> None: ...
+
+    def chmod(self, mode: int) -> None: ...
+
+    def set_mtime(self, mtime: int) -> None: ...
+
+
+class OpenTarget:
+    """An open file or directory as a MetadataTarget."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.xattr_target: int | bytes = fd  # for the xattr calls; a path is not followed
+        self.xattr_target: int | bytes = fd
 
     def stat(self) -> os.stat_result:
         return os.fstat(self.fd)
@@ -45,13 +61,13 @@ class MetadataTarget:
         os.utime(self.fd, ns=(mtime, mtime))
 
 
-class NamedTarget(MetadataTarget):
+class NamedTarget:
     """A file that is reached by name, because opening it may fail or have side effects."""
 
     def __init__(self, dir_fd: int, name: bytes) -> None:
-        super().__init__(dir_fd)
+        self.fd = dir_fd
         self.name = name
-        self.xattr_target = b"/proc/self/fd/%d/%s" % (dir_fd, name)
+        self.xattr_target: int | bytes = b"/proc/self/fd/%d/%s" % (dir_fd, name)
 
     def stat(self) -> os.stat_result:
         return os.stat(self.name, dir_fd=self.fd, follow_symlinks=False)
@@ -119,7 +135,7 @@ class EntryWriter:
                 now = os.fstat(fd)
                 if _matches_entry(now, entry):  # nearly always; this is the hot path of a restore
                     return now
-            return self.apply_metadata(MetadataTarget(fd), entry, path=path)
+            return self.apply_metadata(OpenTarget(fd), entry, path=path)
         finally:
             os.close(fd)
 

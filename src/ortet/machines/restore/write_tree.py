@@ -21,7 +21,7 @@ from ortet.history.records import BLOCK_BYTES, TreeEntry
 from ortet.ids import Oid
 from ortet.machines.capture.stat_index import StatIndex, stat_record
 from ortet.machines.dirfd import DirFdCache, check_name
-from ortet.machines.restore.write_entry import EntryWriter, MetadataTarget
+from ortet.machines.restore.write_entry import EntryWriter, OpenTarget
 from ortet.objects.base import ObjectStore
 from ortet.objects.blobs import read_file
 
@@ -110,7 +110,7 @@ def write_tree(
             made = _link(objects, dirs, made, followers=followers, leaders=leaders, writer=writer)
         failpoint("build.links")
         for item in reversed(folders):
-            target = MetadataTarget(dirs.fd(item.target_path))
+            target = OpenTarget(dirs.fd(item.target_path))
             made.append(
                 WrittenItem(item, writer.apply_metadata(target, item.entry, path=item.path))
             )

@@ -6,17 +6,13 @@ import base64
 import ctypes
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
 
 from ortet._util.codec import encode
 from ortet.errors import OrtetError, Refused
-from ortet.machines.live.images.pagemap import read_page_layouts
-from ortet.machines.live.images.save import list_images
 
 # Finds known secret values in bytes, also in encoded form.
 
@@ -105,8 +101,6 @@ def _memmem() -> Find | None:
 
 
 _WINDOW = 1 << 20
-_PROCESS = re.compile(r"(?:pagemap|core|mm)-(\d+)\.img")
-_MAX_REPORTED_OWNERS = 5
 _OUT_OF_FILES = "take it out of there (a file may be named in .ortetignore, a process ended)"
 
 
@@ -165,24 +159,10 @@ class SecretScanner:
         """Raise Refused("secret_found") if `text` holds a secret."""
         self.data(os.fsencode(text), where, remedy)
 
-    def images(self, directory: Path, page: int, tell: Callable[[int], str]) -> None:
-        """Raise Refused("secret_found") if the images that CRIU wrote of processes hold a secret.
-
-        Args:
-            directory: The directory of the images.
-            page: The page size.
-            tell: Returns the description of the process with this pid.
-        """
-        seen: dict[str, list[str]] = {}
-        for image, size in sorted(list_images(directory).items()):
-            with (directory / image).open("rb") as file:
-                parts = _windows(file.fileno(), size, self._plain_patterns.max_length - 1)
-                name = next(filter(None, map(self._plain_patterns.find, parts)), "")
-            if name:
-                seen.setdefault(name, []).append(image)
-        for name, images in seen.items():
-            places = _owners(directory, images, page, tell)
-            raise secret_found_error(name, ", ".join(places[:_MAX_REPORTED_OWNERS]))
+    def plain_name(self, fd: int, size: int) -> str:
+        """Return the name of the first secret whose plain value is in a file, or ""."""
+        parts = _windows(fd, size, self._plain_patterns.max_length - 1)
+        return next(filter(None, map(self._plain_patterns.find, parts)), "")
 
     # Redact.
 
@@ -239,26 +219,6 @@ def without_secret_name(error: OrtetError) -> OrtetError:
     message = error.message.replace(f"secret {name!r} is in", "a secret is in", 1)
     where = error.details["where"].replace(f"[{name}]", "[...]")
     return Refused(error.kind, message.replace(f"[{name}]", "[...]"), where=where)
-
-
-def _owners(
-    directory: Path, images: list[str], page: int, describe_process: Callable[[int], str]
-) -> list[str]:
-    """Return the processes to which these images belong.
-
-    An image of a process is named KIND-PID.img. A pagemap names the pages of its process.
-    """
-    sizes = list_images(directory)
-    laid = read_page_layouts(lambda name: (directory / name).read_bytes(), sizes, page)
-    named = (laid[image].key if image in laid else image for image in images)
-    owners = (_PROCESS.fullmatch(name) or name for name in named)
-    told = (
-        f"what processes share ({one})"
-        if isinstance(one, str)
-        else f"the memory of {describe_process(int(one[1]))}"
-        for one in owners
-    )
-    return sorted(set(told))
 
 
 def _windows(fd: int, size: int, overlap: int) -> Iterator[bytes]:

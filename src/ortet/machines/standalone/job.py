@@ -96,9 +96,9 @@ class JobProcess:
             self.rings["output"] = ring_buffer.RingBuffer()
             shared = [self.rings["output"]]
         if stdin:
-            self.input = streams.JobInput(loop, ours.pop(0))
+            self.input = streams.PipeInput(loop, ours.pop(0))
         for name, fd in zip(("stdout", "stderr"), ours, strict=True):
-            self.outputs[name] = streams.JobOutput(loop, fd, [self.rings[name], *shared])
+            self.outputs[name] = streams.PipeOutput(loop, fd, [self.rings[name], *shared])
 
     def _start_with_terminal(
         self, loop: event_loop.EventLoop, env: dict[str, str], size: list[int]

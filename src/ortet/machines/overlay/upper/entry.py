@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -102,11 +103,39 @@ def _attribute(place: bytes, name: str) -> bytes | None:
         raise
 
 
+class DifferenceRules(Protocol):
+    """How an upper directory becomes a difference from a directory of the host, not a tree."""
+
+    def is_skipped(self, path: bytes, is_dir: bool) -> bool:
+        """Return True if the path is not part of the difference."""
+
+    def removed_entry(self, path: bytes) -> TreeEntry | None:
+        """Return the entry of a removed name."""
+
+    def is_unchanged(self, fd: int, raw: bytes, st: os.stat_result, path: bytes) -> bool:
+        """Return True if the name `raw` in the directory `fd` is no difference."""
+
+    def directory_entry(self, node: UpperDirectory, entry: TreeEntry) -> TreeEntry:
+        """Return the entry of a directory in the difference."""
+
+    def has_own_changes(self, node: UpperDirectory, entry: TreeEntry) -> bool:
+        """Return True if a directory differs, apart from its names."""
+
+
 class UpperEntryReader:
-    """Captures names, with the lower layers and the ignore rules. It collects the losses."""
+    """Captures names, with the lower layers and the ignore rules. It collects the losses.
+
+    With `difference`, a name is captured as a difference from the host.
+    """
 
     def __init__(
-        self, objects: ObjectStore, trees: Trees, below: TreeEntry, *, is_root: bool
+        self,
+        objects: ObjectStore,
+        trees: Trees,
+        below: TreeEntry,
+        *,
+        is_root: bool,
+        difference: DifferenceRules | None = None,
     ) -> None:
         self.is_root = is_root
         self.prefix = "trusted.overlay." if is_root else "user.overlay."
@@ -117,6 +146,7 @@ class UpperEntryReader:
         self._objects = objects
         self._trees = trees
         self._below = below
+        self._difference = difference
 
     def merge_losses(self) -> None:
         """Add all files that are too large to the losses: every scan must report them."""
@@ -142,8 +172,24 @@ class UpperEntryReader:
         mapped: bool,
     ) -> tuple[TreeEntry | None, os.stat_result]:
         """Return the entry of a name and its stat. The entry is None if the name is not state."""
+        entry, st = self._read(node, raw, st, fd=fd, path=path, mapped=mapped)
+        rules = self._difference
+        if rules is None or entry is None or entry.flags:
+            return entry, st
+        return None if rules.is_unchanged(fd, raw, st, path) else entry, st
+
+    def _read(
+        self,
+        node: UpperDirectory,
+        raw: bytes,
+        st: os.stat_result,
+        *,
+        fd: int,
+        path: bytes,
+        mapped: bool,
+    ) -> tuple[TreeEntry | None, os.stat_result]:
         if is_whiteout(st):
-            return self.removed_entry(path), st
+            return None if self._difference is None else self._difference.removed_entry(path), st
         if self.is_skipped(path, False) or self._is_oversize(path, st):
             self.has_ignored_files = True
             return None, st
@@ -193,8 +239,6 @@ class UpperEntryReader:
 
     def is_skipped(self, path: bytes, is_dir: bool) -> bool:
         """Return True if the path is not state."""
+        if self._difference is not None:
+            return self._difference.is_skipped(path, is_dir)
         return self.rules.is_ignored(path, is_dir)
-
-    def removed_entry(self, path: bytes) -> TreeEntry | None:  # noqa: ARG002 - for differences
-        """Return the entry of a removed name. Only differences from the host have one."""
-        return None

@@ -16,8 +16,10 @@ import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from heapq import heapify, heappop, heappush
+from pathlib import Path
 
 from ortet.history.records import TreeEntry
+from ortet.history.tree.tree import Trees
 from ortet.machines.base import Loss
 from ortet.machines.capture.entry import (
     GONE_ERRNOS,
@@ -28,9 +30,18 @@ from ortet.machines.capture.entry import (
 )
 from ortet.machines.capture.hardlinks import join_path
 from ortet.machines.capture.ignore_rules import IGNORE_FILE, IgnoreRules
-from ortet.machines.overlay.upper.entry import read_marks, read_rules
+from ortet.machines.capture.stat_index import NEVER_RACY
+from ortet.machines.overlay.upper.entry import (
+    DifferenceRules,
+    UpperEntryReader,
+    read_marks,
+    read_rules,
+)
+from ortet.machines.overlay.upper.fd_cache import FdBudget, FdCache
+from ortet.machines.overlay.upper.inotify import UpperWatch
 from ortet.machines.overlay.upper.tree import ChangedFiles, UpperTree
 from ortet.machines.overlay.upper.uppernode import UpperDirectory, is_whiteout, stamp
+from ortet.objects.base import ObjectStore
 from ortet.objects.blobs import get_bytes
 
 # Merges the hardlink groups of an upper directory with those of the lower layers.
@@ -92,31 +103,77 @@ MappedFiles = Mapping[bytes, set[str]]
 _IGNORE_FILE_NAME = os.fsdecode(IGNORE_FILE)
 
 
-class UpperScanner(UpperTree):
-    """Scans an upper directory: the names with events, or everything."""
+class UpperScanner:
+    """Scans one upper directory: the names with events, or everything.
+
+    Only one thread may use it at a time. A file with a ctime at or after `horizon` is racy and
+    compared again.
+
+    Args:
+        below: The root entry of the merged lower layers.
+        is_root: The overlay is mounted by root, whose marks are other xattrs than those of a user.
+        view: The path of the merged directory, if it can be watched.
+        difference: The rules for a result that is a difference from a directory of the host.
+    """
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        trees: Trees,
+        directory: Path,
+        *,
+        below: TreeEntry,
+        is_root: bool,
+        fd_budget: FdBudget | None = None,
+        watch: UpperWatch | None = None,
+        view: bytes = b"",
+        difference: DifferenceRules | None = None,
+    ) -> None:
+        self.horizon = NEVER_RACY
+        self._objects = objects
+        self._view = view
+        self._tree = UpperTree(
+            trees,
+            below,
+            reader=UpperEntryReader(objects, trees, below, is_root=is_root, difference=difference),
+            fd_cache=FdCache(directory, fd_budget or FdBudget()),
+            watch=watch or UpperWatch(),
+            difference=difference,
+        )
+        self.root = self._tree.root
+        self.linked_inodes = self._tree.linked_inodes
+        self._changed_dirs = {self.root}  # directories with an event
+        # changed files in other directories
+        self._changed_files: dict[UpperDirectory, ChangedFiles] = {}
+        self._written_fds: set[int] = set()  # descriptors of written files
 
     def close(self) -> None:
-        self._release(self.root)
-        self._fd_cache.close()
+        self._tree.release(self.root)
+        self._tree.fd_cache.close()
+
+    @property
+    def name_count(self) -> int:
+        """The number of names in the upper directory."""
+        return self._tree.name_count
 
     @property
     def losses(self) -> list[Loss]:
         """The losses of the last scan."""
-        return self._entry_reader.losses
+        return self._tree.reader.losses
 
     @property
     def rules(self) -> IgnoreRules:
-        return self._entry_reader.rules
+        return self._tree.reader.rules
 
     @property
     def has_ignored_files(self) -> bool:
         """True if a scan has found ignored files."""
-        return self._entry_reader.has_ignored_files
+        return self._tree.reader.has_ignored_files
 
     @property
     def has_changed_rules(self) -> bool:
         """True if a changed ignore file affects lower files: only a full scan can find them."""
-        return bool(self._changed_rules)
+        return bool(self._tree.changed_rules)
 
     def mark_changed(self, node: UpperDirectory | None) -> None:
         """Scan this directory again at the next scan; None means all directories."""
@@ -135,26 +192,27 @@ class UpperScanner(UpperTree):
             quiet: No process of the machine runs, or ran at the last scan. So every written file
                 was closed, which sent an event. Otherwise all open files are compared.
         """
-        self._entry_reader.losses = []
-        self._watch.drain()
-        self._changed_dirs |= self._uncertain_dirs
+        self._tree.horizon = self.horizon
+        self._tree.reader.losses = []
+        self._tree.watch.drain()
+        self._changed_dirs |= self._tree.uncertain_dirs
         if mapped:
             self._changed_dirs |= {node for node in self.root.walk() if node.path in mapped}
-        quiet = quiet and not self.linked_inodes and not self._unwatched_dirs
+        quiet = quiet and not self.linked_inodes and not self._tree.unwatched_dirs
         self._scan_changed(self._written_fds if quiet else None, mapped)
         if quiet and self.linked_inodes:  # a new hardlink: its old name got no event
             self._scan_changed(None, mapped)
-        self._entry_reader.merge_losses()
+        self._tree.reader.merge_losses()
         assert self.root.entry is not None
         return self.root.entry
 
     def _scan_changed(self, fds: set[int] | None, mapped: MappedFiles | None) -> None:
         """Scan the directories with events, and compare the open files: all, or those in `fds`."""
-        for node, name, st in self._fd_cache.changed_files(fds):
+        for node, name, st in self._tree.fd_cache.changed_files(fds):
             if node not in self._changed_dirs:
                 self._changed_files.setdefault(node, {})[name] = st
         if self._changed_dirs or self._changed_files:
-            self._fold_all(self._visit_all(mapped))
+            self._tree.fold_all(self._visit_all(mapped))
         # Only now, so that after a failure they are scanned again.
         self._changed_dirs, self._changed_files, self._written_fds = set(), {}, set()
 
@@ -193,21 +251,21 @@ class UpperScanner(UpperTree):
     def _watch_writes(self, node: UpperDirectory) -> None:
         """Watch writes in a directory, if possible."""
         if self._view:
-            self._watch.add_view(join_path(self._view, node.path), self, node)
+            self._tree.watch.add_view(join_path(self._view, node.path), self, node)
         if node.view_wd < 0:
-            self._unwatched_dirs.add(node)
+            self._tree.unwatched_dirs.add(node)
         else:
-            self._unwatched_dirs.discard(node)
+            self._tree.unwatched_dirs.discard(node)
 
     def _reread_files(self, node: UpperDirectory, files: ChangedFiles) -> bool:
         """Read changed files of an otherwise unchanged directory. False if it must be visited."""
-        lost = len(self._entry_reader.losses)
+        lost = len(self._tree.reader.losses)
         try:
             if _IGNORE_FILE_NAME not in files and node not in self._changed_dirs:
-                fd = self._fd_cache.open(node)
+                fd = self._tree.fd_cache.open(node)
                 for name, st in files.items():
-                    self._read_file(node, name, st, fd=fd)
-                if node.listed and len(self._entry_reader.losses) == lost:
+                    self._tree.read_file(node, name, st, fd=fd)
+                if node.listed and len(self._tree.reader.losses) == lost:
                     return True
         except OSError:
             pass  # it may just have been removed; the visit decides
@@ -215,11 +273,11 @@ class UpperScanner(UpperTree):
         return False
 
     def _visit(self, node: UpperDirectory, mapped: MappedFiles | None) -> None:
-        self._uncertain_dirs.add(node)  # until the visit is complete
-        lost = len(self._entry_reader.losses)
-        fd = self._fd_cache.open(node)
+        self._tree.uncertain_dirs.add(node)  # until the visit is complete
+        lost = len(self._tree.reader.losses)
+        fd = self._tree.fd_cache.open(node)
         if node.wd < 0:  # before the comparison, so that no change is missed
-            self._watch.add(fd, self, node)
+            self._tree.watch.add(fd, self, node)
         if node.view_wd < 0:
             self._watch_writes(node)
         if node.update_stat(os.fstat(fd)) or not node.listed:
@@ -229,18 +287,18 @@ class UpperScanner(UpperTree):
         if _IGNORE_FILE_NAME in fresh and self._update_rules(node, fd):
             fresh = self._list_names(node, fd)
         for name, st in fresh.items():
-            self._read_file(node, name, st, fd=fd)
+            self._tree.read_file(node, name, st, fd=fd)
         for name in mapped.get(node.path, ()) if mapped else ():
             if name in node.files:
                 with suppress(FileNotFoundError):
                     st = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                    self._read_file(node, name, st, fd=fd, mapped=True)
+                    self._tree.read_file(node, name, st, fd=fd, mapped=True)
         if node.clamped_mtime != node.mtime:
-            self._entry_reader.losses.append(mtime_range_loss(node.path))
+            self._tree.reader.losses.append(mtime_range_loss(node.path))
         watched = node.wd >= 0 and len(node.open_fds) == len(node.files)
-        if watched and node.listed and len(self._entry_reader.losses) == lost:
-            self._uncertain_dirs.discard(node)
-        self.name_count += node.recount()
+        if watched and node.listed and len(self._tree.reader.losses) == lost:
+            self._tree.uncertain_dirs.discard(node)
+        self._tree.name_count += node.recount()
 
     def _compare_known(self, node: UpperDirectory, fd: int) -> ChangedFiles:
         """Compare the known names of a directory whose names have not changed."""
@@ -283,7 +341,7 @@ class UpperScanner(UpperTree):
             elif node.files.get(name) != stamp(st) and not (
                 name in node.whiteouts and is_whiteout(st)
             ):
-                self._fd_cache.release(node, name)  # another file may have this name now
+                self._tree.fd_cache.release(node, name)  # another file may have this name now
                 fresh[name] = st
         return fresh
 
@@ -294,9 +352,9 @@ class UpperScanner(UpperTree):
             return
         raw = os.fsencode(name)
         path = join_path(above.path, raw)
-        self._forget_name(above, name)
-        if self._entry_reader.is_skipped(path, True):
-            self._entry_reader.has_ignored_files = True
+        self._tree.forget_name(above, name)
+        if self._tree.reader.is_skipped(path, True):
+            self._tree.reader.has_ignored_files = True
             above.skipped.add(name)
             above.changes[raw] = None
         else:
@@ -307,7 +365,7 @@ class UpperScanner(UpperTree):
         """Handle a listed name whose stat failed: it was removed, or is not accessible."""
         node.listed = False
         if error.errno in UNREADABLE_ERRNOS:
-            self._entry_reader.losses.append(
+            self._tree.reader.losses.append(
                 unreadable_loss(join_path(node.path, os.fsencode(name)), error)
             )
         elif error.errno in GONE_ERRNOS:
@@ -320,19 +378,19 @@ class UpperScanner(UpperTree):
         if error.errno not in UNREADABLE_ERRNOS and error.errno not in GONE_ERRNOS:
             raise error
         node.listed = False
-        self._entry_reader.losses.append(unreadable_loss(node.path, error))
+        self._tree.reader.losses.append(unreadable_loss(node.path, error))
         if node.marks is None and node.parent is not None:
             self._set_lower_directory(node, (False, b""))
 
     def _reveal_lower(self, node: UpperDirectory, name: str) -> None:
         """Forget a name that was removed from the upper directory, so that the lower one shows."""
-        self._forget_name(node, name)
+        self._tree.forget_name(node, name)
         raw = os.fsencode(name)
-        node.changes[raw] = self._entry_reader.lower_entry(node, raw)
+        node.changes[raw] = self._tree.reader.lower_entry(node, raw)
 
     def _read_attributes(self, node: UpperDirectory, fd: int) -> None:
         """Read the xattrs of a directory. The marks of overlayfs say what is below it."""
-        opaque, redirect, some = read_marks(fd, self._entry_reader.prefix)
+        opaque, redirect, some = read_marks(fd, self._tree.reader.prefix)
         if node.parent is not None and node.marks != (opaque, redirect):
             self._set_lower_directory(node, (opaque, redirect))
         node.xattrs = put_xattrs(self._objects, fd) if some else b""
@@ -341,17 +399,17 @@ class UpperScanner(UpperTree):
         """Find the lower directory that shows through this one."""
         above, (opaque, redirect) = node.parent, marks
         assert above is not None
-        self._forget_contents(node)
+        self._tree.forget_contents(node)
         node.marks, node.below, node.origin = marks, None, None
         if opaque:
             return
         if redirect.startswith(b"/"):
-            origin, found = redirect[1:], self._entry_reader.lower_entry_at(redirect[1:])
+            origin, found = redirect[1:], self._tree.reader.lower_entry_at(redirect[1:])
         elif above.origin is not None:
             name = redirect or os.fsencode(node.name)
             origin, found = (
                 join_path(above.origin, name),
-                self._entry_reader.lower_entry(above, name),
+                self._tree.reader.lower_entry(above, name),
             )
         else:
             return
@@ -361,20 +419,23 @@ class UpperScanner(UpperTree):
     def _update_rules(self, node: UpperDirectory, fd: int) -> bool:
         """Read the ignore file of a directory.
 
-        True if it changed, so that every name is read again.
+        True if it changed, so that every name is read again. A difference has no ignore files:
+        they are for a workspace.
         """
-        below = self._entry_reader.lower_entry(node, IGNORE_FILE)
+        if self._tree.difference is not None:
+            return False
+        below = self._tree.reader.lower_entry(node, IGNORE_FILE)
         said = None
         if below is not None and below.is_file:
             said = get_bytes(self._objects, below.data, below.size)
         text = read_rules(fd, said)
         if text != said and node.below is not None:
-            self._changed_rules.add(node.path)
+            self._tree.changed_rules.add(node.path)
         else:
-            self._changed_rules.discard(node.path)
+            self._tree.changed_rules.discard(node.path)
         if text == node.rules_text:
             return False
-        self._forget_contents(node)
+        self._tree.forget_contents(node)
         node.rules_text = text
-        self._entry_reader.rules.set_rules(node.path, text)
+        self._tree.reader.rules.set_rules(node.path, text)
         return True
