@@ -13,7 +13,7 @@ from pathlib import Path
 from ortet.machines.control.client import InitClient
 from ortet.machines.live.machine import LiveMachine
 from ortet.machines.overlay.home import MachineHome
-from ortet.machines.standalone.live_supervisor import NETWORK_FD
+from ortet.machines.standalone.ipc import NETWORK_FD
 
 
 class Raw:

@@ -217,6 +217,13 @@ class TestRestore:
         counting.restore(commit.oid)
         assert count(counting)
 
+    def test_programs_in_a_machine_cannot_mount_what_criu_does_not_know(
+        self, counting: Workspace
+    ) -> None:
+        done = counting.run("mkdir /tmp/q && mount -t mqueue queues /tmp/q")
+        assert done.exit_code == 32
+        assert "permission denied" in done.stderr
+
     def test_restore_reports_only_running_jobs_as_started(self, counting: Workspace) -> None:
         counting.spawn("over", "exit 3").wait(WAIT)
         commit = counting.commit("one runs")

@@ -21,14 +21,14 @@ from ortet.machines.live.network.slirp import OutboundNetwork
 from ortet.machines.live.supervisor_client import StartingProcess, SupervisorClient
 from ortet.machines.overlay.mount_plan import parse_mounts
 from ortet.machines.overlay.supervisor_client import wait_readable
-from ortet.machines.standalone.live_supervisor import NETWORK_FD
+from ortet.machines.standalone.ipc import NETWORK_FD
+from ortet.machines.standalone.syscalls import CRIU_MOUNT_TYPES
 
 LAZY_PAGES_MIN_BYTES = 64 << 20
 """Minimum size of a dump from which processes start before all of their memory is loaded."""
 
 _LAZY_PAGES_SOCKET = "lazy-pages.socket"
 _PAGER_TIMEOUT_SECONDS = 30.0
-_CRIU_MOUNT_TYPES = frozenset(("proc", "devpts", "sysfs", "mqueue"))
 
 
 class LiveMachineProcess:
@@ -72,7 +72,7 @@ class LiveMachineProcess:
         self.cgroup.drop_criu_headroom()
         mounts = parse_mounts(Path(f"/proc/{self.pid}/mountinfo").read_bytes())
         self.external_mounts = [
-            m.at for m in mounts if m.at != "/" and m.kind not in _CRIU_MOUNT_TYPES
+            m.at for m in mounts if m.at != "/" and m.kind not in CRIU_MOUNT_TYPES
         ]
         self._init_client = InitClient(self.pid)
         self._init_client.reconnect()  # a restored pid 1 was dumped without a listening socket

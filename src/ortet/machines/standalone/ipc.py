@@ -20,6 +20,9 @@ _MAX_MESSAGE_BYTES = 64 << 20
 MAX_REQUEST_BYTES = 8 << 20
 """Largest request to pid 1 of a machine, in bytes."""
 
+NETWORK_FD = 100
+"""Descriptor number under which a restoring CRIU finds the network namespace of the new machine."""
+
 
 class ConnectionClosed(Exception):
     """The other end has closed the connection."""

@@ -32,9 +32,6 @@ else:
     import port_forwarder
     import syscalls
 
-NETWORK_FD = 100
-"""Descriptor number under which a restoring CRIU finds the network namespace of the new machine."""
-
 _MACHINE_NAMESPACES = (
     syscalls.CLONE_NEWPID
     | syscalls.CLONE_NEWNS
@@ -311,7 +308,7 @@ class LiveSupervisor:
         self._kernel.make_mounts_private()
         loopback.bring_up()
         net = os.open("/proc/self/ns/net", os.O_RDONLY)
-        os.dup2(net, NETWORK_FD)
+        os.dup2(net, ipc.NETWORK_FD)
         self._exec_criu_worker(fds[0])
 
     def _prepare_spare(self, request: dict[str, Any], fds: list[int]) -> NoReturn:

@@ -18,9 +18,6 @@ else:
 _MOUNT_NAMESPACE = "/proc/self/ns/mnt"
 
 
-CRIU_MOUNT_TYPES = frozenset(("proc", "devpts", "sysfs"))
-"""Mount types that CRIU creates itself."""
-
 _NO_TYPES = frozenset[str]()
 _DEVICES = (("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9))
 _LINKS = (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"))
@@ -42,7 +39,7 @@ class Mounter:
         self.build_without_pivot(_NO_TYPES)
         self._kernel.pivot_root(self._root)
 
-    def build_without_pivot(self, excluded: frozenset[str] = CRIU_MOUNT_TYPES) -> None:
+    def build_without_pivot(self, excluded: frozenset[str] = syscalls.CRIU_MOUNT_TYPES) -> None:
         """Build all mounts below `root`, except the types that CRIU creates itself."""
         umask = os.umask(0o022)
         self._kernel.make_mounts_private()

@@ -50,6 +50,13 @@ _SYS_MOVE_MOUNT = 429
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41}
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220, "riscv64": 220}
 
+CRIU_MOUNT_TYPES = frozenset(("proc", "devpts", "sysfs"))
+"""Types of a live machine's mounts that CRIU creates itself.
+
+Every other mount comes from outside at a restore. Programs in a machine may not mount anything, so
+there are no other types.
+"""
+
 
 class LinuxSyscalls:
     """Bindings to libc. Every call raises an OSError that names the operation."""
