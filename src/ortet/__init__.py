@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from ortet.journal.upcasts import upcast
     from ortet.machines.base import Loss, Report, Result
     from ortet.machines.cleanup import Leftover
-    from ortet.machines.control.jobs import Job, JobInfo, ProcessInfo, StreamChunk
+    from ortet.machines.jobs import Job, JobInfo, ProcessInfo, StreamChunk
     from ortet.machines.kernels.kernel import Kernel
     from ortet.machines.kernels.link import CellResult, KernelVariable
     from ortet.memory.embedders.base import Embedder
@@ -242,8 +242,8 @@ _LAZY = {
     "Hold": "ortet.hub.governance.holds",
     "Hub": "ortet.hub.hub",
     "Intent": "ortet.sessions.actions.effects",
-    "Job": "ortet.machines.control.jobs",
-    "JobInfo": "ortet.machines.control.jobs",
+    "Job": "ortet.machines.jobs",
+    "JobInfo": "ortet.machines.jobs",
     "Kernel": "ortet.machines.kernels.kernel",
     "KernelVariable": "ortet.machines.kernels.link",
     "Leftover": "ortet.machines.cleanup",
@@ -255,7 +255,7 @@ _LAZY = {
     "ModelCall": "ortet.sessions.actions.model_calls",
     "ModelContext": "ortet.journal.conversation.context",
     "Orphans": "ortet.sessions.actions.artifacts",
-    "ProcessInfo": "ortet.machines.control.jobs",
+    "ProcessInfo": "ortet.machines.jobs",
     "Question": "ortet.journal.state.records",
     "RateLimitWindow": "ortet.journal.state.external_state",
     "RecallHit": "ortet.sessions.results",
@@ -275,7 +275,7 @@ _LAZY = {
     "SessionRow": "ortet.sessions.table",
     "SharedScope": "ortet.sessions.memory.shared_scopes",
     "StoredContent": "ortet.sessions.actions.artifacts",
-    "StreamChunk": "ortet.machines.control.jobs",
+    "StreamChunk": "ortet.machines.jobs",
     "SwarmResult": "ortet.sessions.swarm_api",
     "SweepReport": "ortet.objects.gc.sweep",
     "TransferReport": "ortet.hub.transfer",
