@@ -29,7 +29,7 @@ def at(ortet: Ortet, proj: Path, tmp_path: Path) -> Iterator[At]:
     calm = tmp_path / "calm"
     calm.mkdir()
     (calm / "sitecustomize.py").write_text(
-        "import ortet.cli.progress as progress\nprogress.PATIENCE = 3600.0\n"
+        "import ortet.cli.terminal.progress as progress\nprogress.SHOW_AFTER_SECONDS = 3600.0\n"
     )
     path = f"{calm}:{ortet.env.get('PYTHONPATH', '')}".rstrip(":")
 

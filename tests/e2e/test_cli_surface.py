@@ -299,12 +299,12 @@ class TestTerminal:
         quick.mkdir()
         # however slow this host is
         (quick / "sitecustomize.py").write_text(
-            "import ortet.cli.progress as progress\nprogress.PATIENCE = 3600.0\n"
+            "import ortet.cli.terminal.progress as progress\nprogress.SHOW_AFTER_SECONDS = 3600.0\n"
         )
         (slow / "sitecustomize.py").write_text(
             "import time\n"
-            "import ortet.cli.progress as progress\n"
-            "progress.PATIENCE, progress.BEAT = 0.0, 0.001\n"
+            "import ortet.cli.terminal.progress as progress\n"
+            "progress.SHOW_AFTER_SECONDS, progress.REDRAW_SECONDS = 0.0, 0.001\n"
             "leave = progress.Progress.__exit__\n"
             "def wait(self, *error):\n"
             "    while self._thread and not getattr(self, 'drawn', 0): time.sleep(0.001)\n"

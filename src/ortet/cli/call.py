@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
-from ortet.cli.output import CliOutput
+from ortet.cli.terminal.output import CliOutput
 from ortet.errors import Invalid, NotFound, OrtetError
 
 if TYPE_CHECKING:
@@ -25,17 +25,41 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class CliCall(CliOutput):
+class HubOpener(Protocol):
+    """Opens a hub. The context manager closes the hub unless something else keeps it open."""
+
+    def __call__(
+        self, url: str | None, *, cwd: Path, create: bool
+    ) -> AbstractContextManager[Hub]: ...
+
+
+def open_for_one_command(url: str | None, *, cwd: Path, create: bool) -> Hub:
+    """Open a hub that starts no threads, because the process ends after one command."""
+    from ortet.config.environment import open_hub
+
+    return open_hub(url, cwd=cwd, create=create, one_shot=True)
+
+
+class CliCall:
     """The context of one command. A process creates one.
 
     The store is opened at first use and closed at the end of the `with` block.
+
+    Args:
+        opener: How to open the store.
+        daemon_cache: The state that stays open after this call, if the host agent runs it. It also
+            opens the store.
     """
 
-    daemon_cache: DaemonCache | None = None
-    """The state that stays open after this call, if the host agent runs it. Otherwise None."""
-
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        opener: HubOpener = open_for_one_command,
+        *,
+        daemon_cache: DaemonCache | None = None,
+    ) -> None:
+        self.output = CliOutput()
+        self.daemon_cache = daemon_cache
+        self._open: HubOpener = daemon_cache.open if daemon_cache is not None else opener
         self._stack = ExitStack()
         self._hub: Hub | None = None
         self.session_id = ""
@@ -48,7 +72,7 @@ class CliCall(CliOutput):
         try:
             self._stack.__exit__(*error)
         finally:
-            self.close_pager()
+            self.output.close_pager()
 
     # location
 
@@ -75,6 +99,16 @@ class CliCall(CliOutput):
             self._hub = self.open_hub(create=False)
         return self._hub
 
+    @property
+    def has_hub(self) -> bool:
+        """True if the hub of this directory is open."""
+        return self._hub is not None
+
+    def create_hub(self) -> Hub:
+        """Open the hub of this directory, and create its store if there is none."""
+        self._hub = self.open_hub(create=True)
+        return self._hub
+
     def open_watching_hub(self) -> None:
         """Open the hub for a long-running command, so that it follows changes.
 
@@ -86,10 +120,7 @@ class CliCall(CliOutput):
 
     def open_hub(self, url: str | None = None, *, create: bool) -> Hub:
         """Open a hub that is closed at the end of the call."""
-        from ortet.config.environment import open_hub
-
-        hub = open_hub(url, cwd=self.cwd, create=create, one_shot=True)
-        return self._stack.enter_context(hub)
+        return self._stack.enter_context(self._open(url, cwd=self.cwd, create=create))
 
     def local_store_path(self) -> Path:
         """Return the store's directory on this host.
@@ -117,15 +148,20 @@ class CliCall(CliOutput):
         If `writes`, also correct the pointer file: a copied directory must not use the history of
         the original. A command that only reads leaves the pointer unchanged.
         """
+        workspace = self._open_workspace(name, writes=writes)
+        cache = self._cache_of_hub()
+        return cache.keep_workspace(workspace) if cache is not None else workspace
+
+    def _open_workspace(self, name: str | None, *, writes: bool) -> Workspace:
         if name is not None:
             row = self.hub.workspaces.table.need(name)
-            return self.cached_workspace(row) or self.hub.workspace(name=name)
+            return self._cached_workspace(row) or self.hub.workspace(name=name)
         pointer = self.pointer()
         if pointer is None:
             raise _no_workspace(self.cwd)
         said = self._pointer_workspace(pointer)
         located = self.hub.workspaces.locate(said or "", pointer.directory)
-        workspace = self.cached_workspace(located) if located else None
+        workspace = self._cached_workspace(located) if located else None
         workspace = workspace or self.hub.workspaces.reopen(said or "", pointer.directory)
         if writes and said is not None and workspace.name != said:
             from ortet.config.pointer_file import write_pointer
@@ -148,9 +184,15 @@ class CliCall(CliOutput):
                 timing.root = self._hub.root if self._hub is not None else None
                 timing.session = self.session_id
 
-    def cached_workspace(self, row: WorkspaceRow) -> Workspace | None:  # noqa: ARG002
+    def _cached_workspace(self, row: WorkspaceRow) -> Workspace | None:
         """Return the workspace of this row if an earlier command left it open."""
-        return None
+        cache = self._cache_of_hub()
+        return cache.cached_workspace(row) if cache is not None else None
+
+    def _cache_of_hub(self) -> DaemonCache | None:
+        """Return the cache of the host agent, if the agent's hub is the one in use."""
+        cache = self.daemon_cache
+        return cache if cache is not None and self.hub.root == cache.store else None
 
     def _pointer_workspace(self, pointer: Pointer) -> str | None:
         """Return the workspace that a pointer names. None if another store is in use."""
@@ -220,7 +262,7 @@ class CliCall(CliOutput):
 
     def warn_uncommitted(self, *refs: str) -> None:
         """Warn about uncommitted changes in forks that the user named."""
-        if self.json or self.quiet:
+        if self.output.json or self.output.quiet:
             return
         for ref in refs:
             try:
@@ -229,7 +271,7 @@ class CliCall(CliOutput):
             except OrtetError:  # in use elsewhere, or unusable here: skip the warning
                 continue
             if dirty:
-                self.note(
+                self.output.note(
                     f"{ref} has changes that are not committed: `ortet commit -w {ref}` records "
                     "them"
                 )
@@ -276,17 +318,17 @@ def common_options(function: F, *, top: bool = False) -> F:
 
 def _switch_on(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
-        setattr(ctx.obj, str(param.name), True)
+        setattr(ctx.obj.output, str(param.name), True)
 
 
 def _switch_off(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
-        setattr(ctx.obj, str(param.name), False)
+        setattr(ctx.obj.output, str(param.name), False)
 
 
 def _choose(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     if value is not None:
-        setattr(ctx.obj, str(param.name), value)
+        setattr(ctx.obj.output, str(param.name), value)
 
 
 def group(function: Callable[[], None]) -> click.Group:
@@ -312,7 +354,7 @@ def verb(
         @functools.wraps(function)
         def begin(call: CliCall, *given: Any, **options: Any) -> None:
             path = click.get_current_context().command_path
-            call.begin_command(path)
+            call.output.begin_command(path)
             with call.timed(path.partition(" ")[2]):
                 function(call, *given, **options)
 

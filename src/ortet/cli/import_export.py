@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from ortet.cli import output as render
 from ortet.cli.call import CliCall
 from ortet.cli.session_args import read_session
+from ortet.cli.terminal import output as render
 from ortet.errors import Invalid, NotFound, Unavailable
 from ortet.integrations import otel_export
 from ortet.integrations.transcripts import locate
@@ -45,7 +45,7 @@ def import_transcripts(call: CliCall, options: ImportOptions) -> None:
         raise Invalid("bad_usage", f"{len(chosen)} transcripts cannot have one name: leave it out")
     hub = call.open_hub(create=True)
     found: list[ImportResult] = []
-    with call.progress("import") as progress:
+    with call.output.progress("import") as progress:
         for number, place in enumerate(chosen):
             progress(number, len(chosen))
             for path in (Path(place.path), *locate.agents_of(options.tool, Path(place.path))):
@@ -62,7 +62,7 @@ def import_transcripts(call: CliCall, options: ImportOptions) -> None:
         "others": [render.fields(one) for one in others],
         "dry_run": options.dry_run,
     }
-    call.emit(data, [*_lines(found, dry_run=options.dry_run), *_other_lines(others)])
+    call.output.emit(data, [*_lines(found, dry_run=options.dry_run), *_other_lines(others)])
 
 
 def _choose_transcripts(
@@ -83,8 +83,8 @@ def _choose_transcripts(
     here = locate.filter_by_directory(options.tool, every, call.cwd)
     if here:
         return here[:1], here[1:]
-    if not call.json:
-        call.emit(None, _table(every))
+    if not call.output.json:
+        call.output.emit(None, _table(every))
     raise NotFound(
         "no_transcript",
         f"{root} has no transcript of this directory ({render.plural(len(every), 'transcript')} of "
@@ -164,12 +164,12 @@ def export_session(
     )
     text = render.to_json(data)
     if output is None or output == "-":
-        with call.paged_output():
+        with call.output.paged_output():
             sys.stdout.write(f"{text}\n")
         return
     _write(Path(output), text)
     told = {"session": view.id, "format": format, "path": str(Path(output).absolute())}
-    call.emit(told, [f"{render.safe(view.name)} -> {render.safe(output)}"])
+    call.output.emit(told, [f"{render.safe(view.name)} -> {render.safe(output)}"])
 
 
 def _export_messages(view: SessionReader, format: Any, whole: bool) -> Any:

@@ -18,7 +18,7 @@ import click
 
 from ortet import __version__
 from ortet.cli.call import CliCall, common_options
-from ortet.cli.output import EXIT_PIPE_CLOSED
+from ortet.cli.terminal.output import EXIT_PIPE_CLOSED
 from ortet.errors import Conflict, Invalid, OrtetError, Refused, Unavailable
 
 EXIT_INTERRUPTED = 130
@@ -188,17 +188,17 @@ def run(words: list[str], call: CliCall | None = None) -> int:
     try:
         with call:
             code = cli.main(words, prog_name="ortet", obj=call, standalone_mode=False)
-            call.flush()
-        return code or call.exit_code
+            call.output.flush()
+        return code or call.output.exit_code
     except SystemExit as end:  # a signal, or the reader of our output closed the pipe
         return end.code if isinstance(end.code, int) else 1
     except (click.Abort, KeyboardInterrupt):
-        call.note("interrupted")
+        call.output.note("interrupted")
         return EXIT_INTERRUPTED
     except Exception as error:
-        call.json = call.json or _asks_for_json(words)
+        call.output.json = call.output.json or _asks_for_json(words)
         if isinstance(error, Conflict) and not call.daemon_cache:
-            from ortet.cli.machines import retry_in_agent
+            from ortet.cli.daemon.machines import retry_in_agent
 
             if (code := retry_in_agent(words, error, call)) is not None:
                 return code
@@ -208,16 +208,16 @@ def run(words: list[str], call: CliCall | None = None) -> int:
 def _print_error(call: CliCall, error: Exception) -> int:
     """Print an error and return its exit code."""
     if isinstance(error, click.UsageError):
-        return call.print_error(Invalid("bad_usage", _usage(error)))
+        return call.output.print_error(Invalid("bad_usage", _usage(error)))
     if isinstance(error, OrtetError):
-        return call.print_error(error)
+        return call.output.print_error(error)
     if isinstance(error, OSError):
         return (
             EXIT_PIPE_CLOSED
             if error.errno == errno.EPIPE
-            else call.print_error(to_ortet_error(error))
+            else call.output.print_error(to_ortet_error(error))
         )
-    return call.print_bug(error)
+    return call.output.print_bug(error)
 
 
 def _install_signal_handlers() -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import as_text
+from ortet.cli.terminal import output
 from ortet.errors import Conflict, Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def confirm(call: CliCall, yes: bool, what: str) -> None:
     """
     if yes:
         return
-    if call.json or call.quiet or not sys.stdin.isatty():
+    if call.output.json or call.output.quiet or not sys.stdin.isatty():
         raise Invalid("not_confirmed", f"this will {what} for good: repeat it with --yes")
     if not click.confirm(f"this will {what} for good. Go on?", err=True):
         raise click.Abort

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ortet.cli import output
+from ortet.cli.terminal import output
 from ortet.errors import Corrupt, NotFound, OrtetError, Unsupported
 from ortet.history.diff.tree_diff import is_directory_touch
 

@@ -32,47 +32,58 @@ _LEASE_RETRY_SECONDS = 0.05
 _TRIES = 100
 
 
-class McpContext(CliCall):
+class McpContext:
     """Finds the store and session as a command line call does, but lives as long as the server.
 
     The store stays open after its first use. The session is open only within `open_session`. Used
     by one thread at a time.
+
+    Args:
+        session: Name of the session; by default that of the directory.
+        agent: The agent that the session belongs to.
+        store: URL of the store; by default that of the directory.
     """
 
     def __init__(
         self, *, session: str | None = None, agent: str = "default", store: str | None = None
     ) -> None:
-        super().__init__()
         self._session_name = session
         self.agent = agent
         self._store = store
+        self.call = CliCall(self._open_hub)
         self._session_id = ""  # set when the session was found
 
     def __enter__(self) -> McpContext:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._hub = None
-        super().__exit__(*error)
+        call, self.call = self.call, CliCall(self._open_hub)
+        call.__exit__(*error)
 
-    def open_hub(self, url: str | None = None, *, create: bool) -> Hub:
-        """Open the store, and keep it open until this context ends."""
+    def _open_hub(self, url: str | None, *, cwd: Path, create: bool) -> Hub:
         from ortet.config.environment import open_hub
 
-        # Not with `alone`: such a hub may fork, and this server has threads.
-        hub = open_hub(url or self._store, cwd=self.cwd, create=create, watch=False)
-        return self._stack.enter_context(hub)
+        # Not with `one_shot`: such a hub may fork, and this server has threads.
+        return open_hub(url or self._store, cwd=cwd, create=create, watch=False)
+
+    @property
+    def hub(self) -> Hub:
+        """The hub, which stays open until this context ends.
+
+        Raises NotFound(`no_store`) if the store does not exist.
+        """
+        return self.call.hub
 
     @property
     def has_hub(self) -> bool:
         """True if the store exists and is open."""
-        return self._hub is not None
+        return self.call.has_hub
 
     @property
     def directory(self) -> Path:
         """The workspace: the directory of the nearest pointer file, else that of the server."""
-        pointer = self.pointer()
-        return (pointer.directory if pointer is not None else self.cwd).resolve()
+        pointer = self.call.pointer()
+        return (pointer.directory if pointer is not None else self.call.cwd).resolve()
 
     # Finding the session
 
@@ -104,7 +115,7 @@ class McpContext(CliCall):
             if ours:
                 return ours[0]
         try:
-            return find_session(self, self._session_name)
+            return find_session(self.call, self._session_name)
         except NotFound as error:
             if error.kind != "no_session":
                 raise
@@ -147,7 +158,7 @@ class McpContext(CliCall):
         except NotFound:
             return stem_of(self.directory.name)
         taken = {one.name for one in hub.sessions() if one.agent == self.agent}
-        stem = self.branch() or stem_of(self.directory.name)
+        stem = self.call.branch() or stem_of(self.directory.name)
         names = (stem if n == 1 else f"{stem}-{n}" for n in range(1, _TRIES))
         return next((name for name in names if name not in taken), stem)
 
@@ -156,9 +167,7 @@ class McpContext(CliCall):
     @contextmanager
     def open_session(self) -> Iterator[Session]:
         """Open the session for the block, and create it if needed. It is released afterwards."""
-        if self._hub is None:
-            self._hub = self._open_or_create_hub()
-        hub = self._hub
+        hub = self._open_or_create_hub()
         try:
             yield self._open_with_retry(hub)
         finally:
@@ -166,9 +175,9 @@ class McpContext(CliCall):
 
     def _open_or_create_hub(self) -> Hub:
         with suppress(NotFound):
-            return self.open_hub(create=False)
+            return self.hub
         self._check_directory()  # before a store is created in vain
-        return self.open_hub(create=True)
+        return self.call.create_hub()
 
     def _open_with_retry(self, hub: Hub) -> Session:
         deadline = time.monotonic() + _LEASE_TIMEOUT_SECONDS
@@ -206,7 +215,7 @@ class McpContext(CliCall):
 
         place, top = self.directory, home_directory()
         whole = (Path(place.anchor), top.resolve() if top else None)
-        if self.pointer() is None and place in whole:
+        if self.call.pointer() is None and place in whole:
             raise Invalid(
                 "no_workspace",
                 f"{place} is no directory to keep whole: start the server in a project, with "
@@ -223,10 +232,10 @@ class McpContext(CliCall):
     def open_files(self) -> Iterator[Workspace | None]:
         """Yield the files without the session, for reading; None if there are none yet."""
         row = self.current_session()
-        if row is None and (self._hub is None or self.pointer() is None):
+        if row is None and (not self.has_hub or self.call.pointer() is None):
             yield None
         elif row is None:
-            with self.workspace(writes=False) as workspace:
+            with self.call.workspace(writes=False) as workspace:
                 yield workspace
         elif row.has_files and self.hub.workspaces.table.get(row.branch) is not None:
             with self.hub.workspace(name=row.branch) as workspace:
@@ -240,4 +249,4 @@ class McpContext(CliCall):
     def head_branch(self) -> str | None:
         """Return the branch that HEAD means."""
         row = self.current_session()
-        return row.branch if row is not None else self.branch()
+        return row.branch if row is not None else self.call.branch()

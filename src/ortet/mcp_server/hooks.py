@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ortet._util.structs import thread_safe_struct
-from ortet.cli import output
+from ortet.cli.terminal import output
 from ortet.errors import Invalid
 from ortet.mcp_server.tool import cut_middle
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ortet.cli import output
+from ortet.cli.terminal import output
 from ortet.errors import Invalid, NotFound
 
 if TYPE_CHECKING:

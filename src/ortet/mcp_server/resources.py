@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
-from ortet.cli import output
+from ortet.cli.terminal import output
 from ortet.errors import Invalid, NotFound
 from ortet.mcp_server.tool import changed_files, commit_of, join_lines, limit_lines, to_jsonable
 from ortet.mcp_server.tools import conversation, history
@@ -86,18 +86,18 @@ def _journal(context: McpContext, after: str | None = None) -> ResourceContent:
 
 def _commits(context: McpContext) -> ResourceContent:
     row = context.current_session()
-    branch = row.branch if row else context.branch() if context.has_hub else None
+    branch = row.branch if row else context.call.branch() if context.has_hub else None
     if branch is None or context.hub.refs.get(branch) is None:
         return ResourceContent(_PLAIN, "no commit yet\n")
     names = history.names_of(context)
-    found = context.hub.history.log(context.resolve("HEAD", branch), limit=_ITEMS_PER_PAGE)
+    found = context.hub.history.log(context.call.resolve("HEAD", branch), limit=_ITEMS_PER_PAGE)
     lines = [f"{one.oid}  {commit_of(one, names.get(one.oid, []))}" for one in found]
     return ResourceContent(_PLAIN, "\n".join(lines) + "\n")
 
 
 def _commit(context: McpContext, oid: str) -> ResourceContent:
     context.require_store()
-    found = context.hub.history.info(context.resolve(oid, context.head_branch()))
+    found = context.hub.history.info(context.call.resolve(oid, context.head_branch()))
     changes = changed_files(context, found.parents[0] if found.parents else None, found.oid)
     told = join_lines(
         f"commit {found.oid}",
@@ -122,7 +122,7 @@ def _file(context: McpContext, oid: str, path: str) -> ResourceContent:
     if path.startswith("/") or "\0" in path or not {"", ".", ".."}.isdisjoint(parts):
         raise Invalid("bad_path", f"{path[:200]!r}: give a path from the top of the workspace")
     context.require_store()
-    commit = context.resolve(oid, context.head_branch())
+    commit = context.call.resolve(oid, context.head_branch())
     entry = context.hub.trees.resolve(context.hub.history.image(commit).root, os.fsencode(path))
     if entry is None:
         raise NotFound(

@@ -15,8 +15,8 @@ from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
 from ortet import __version__
-from ortet.cli import output
 from ortet.cli.main import to_ortet_error
+from ortet.cli.terminal import output
 from ortet.errors import NotFound, OrtetError, code_of
 from ortet.mcp_server import catalogue, confirm, prompts, resources
 from ortet.mcp_server.context import McpContext

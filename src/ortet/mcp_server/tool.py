@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import msgspec
 
 from ortet._util.structs import thread_safe_struct
-from ortet.cli import output
+from ortet.cli.terminal import output
 from ortet.errors import Invalid
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ortet.cli import output
+from ortet.cli.terminal import output
 from ortet.cli.times import parse_time_at
 from ortet.errors import Refused
 from ortet.history.diff.tree_diff import TreeChange

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from ortet.cli import output
+from ortet.cli.terminal import output
 from ortet.web.static_files import StaticAssets
 
 if TYPE_CHECKING:

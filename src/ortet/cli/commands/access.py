@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, group, verb
+from ortet.cli.terminal import output
 
 if TYPE_CHECKING:
     from ortet.server.auth.tokens import Tokens
@@ -66,9 +66,9 @@ def create(
     )
     until = f" until {output.format_time(row.expires)}" if row.expires else ""
     told = [made, f"token {row.id} allows {allow}{until}; it is not shown again"]
-    if call.quiet and not call.json:
+    if call.output.quiet and not call.output.json:
         click.echo(made)  # print it even with -q: it cannot be shown again
-    call.emit({"token": made, **public_fields(row)}, told)
+    call.output.emit({"token": made, **public_fields(row)}, told)
 
 
 @verb()
@@ -93,7 +93,7 @@ def ls(call: CliCall) -> None:
         ]
         for row in rows
     )
-    call.emit([public_fields(row) for row in rows], lines)
+    call.output.emit([public_fields(row) for row in rows], lines)
 
 
 @verb()
@@ -108,7 +108,7 @@ def revoke(call: CliCall, token: str) -> None:
     from ortet.server.auth.tokens import public_fields
 
     row = _tokens(call).revoke(token)
-    call.emit(public_fields(row), [f"token {row.id} ({output.safe(row.name)}) is revoked"])
+    call.output.emit(public_fields(row), [f"token {row.id} ({output.safe(row.name)}) is revoked"])
 
 
 def _tokens(call: CliCall, *, create: bool = False) -> Tokens:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, as_text, group, verb
 from ortet.cli.session_args import (
     event_data,
@@ -24,6 +23,7 @@ from ortet.cli.session_args import (
     session_option,
     unsettled_effects,
 )
+from ortet.cli.terminal import output
 from ortet.errors import Conflict, Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def effects(call: CliCall, session: str | None, *, unsettled: bool) -> None:
     """
     view = read_session(call, session)
     found = unsettled_effects(call, view) if unsettled else view.effects()
-    call.emit([output.fields(effect) for effect in found], call.table(map(_cells, found)))
+    call.output.emit(
+        [output.fields(effect) for effect in found], call.output.table(map(_cells, found))
+    )
 
 
 def _cells(effect: Effect) -> tuple[str, ...]:
@@ -104,7 +106,7 @@ def act_ls(call: CliCall, session: str | None, *, state: str | None) -> None:
         )
         for one in found
     ]
-    call.emit(found, call.table(rows))
+    call.output.emit(found, call.output.table(rows))
 
 
 def _actions(view: SessionReader) -> list[dict[str, Any]]:
@@ -157,7 +159,9 @@ def settle(
     id_ = match_id((one.id for one in read_session(call, row.id).effects()), effect) or effect
     opened = open_session(call, row.id)
     event = opened.settle(id_, None if outcome is None else parse_value(outcome), failed=failed)
-    call.emit(event_data(event), [f"settled {id_suffix(id_)}: {'failed' if failed else 'done'}"])
+    call.output.emit(
+        event_data(event), [f"settled {id_suffix(id_)}: {'failed' if failed else 'done'}"]
+    )
 
 
 @verb()
@@ -186,7 +190,7 @@ def waiting(call: CliCall, session: str | None, *, all_: bool) -> None:
         if one.by:
             because = f": {output.title(one.because)}" if one.because else ""
             lines.append(f"          {'':<6}  {one.state} by {output.safe(one.by)}{because}")
-    call.emit([_approval_data(*pair) for pair in pairs], lines or ["nothing waits"])
+    call.output.emit([_approval_data(*pair) for pair in pairs], lines or ["nothing waits"])
 
 
 @verb()
@@ -261,7 +265,7 @@ def _answer_approval(
     ((row, _),) = found
     now = answer_approval(call.hub, row.id, id_, by=as_text(by), ok=ok, why=as_text(why))
     line = f"{'approved' if ok else 'denied'} for {row.name}: {output.title(now.what)}"
-    call.emit(_approval_data(row, now), [line])
+    call.output.emit(_approval_data(row, now), [line])
 
 
 @verb()
@@ -281,4 +285,4 @@ def comment(call: CliCall, text: str, *, session: str | None, by: str) -> None:
     row = find_session(call, session)
     message = read_text("-") if text == "-" else as_text(text)
     event = call.hub.comment(row.id, message, by=as_text(by))
-    call.emit(event_data(event), [f"left for {row.name}"])
+    call.output.emit(event_data(event), [f"left for {row.name}"])

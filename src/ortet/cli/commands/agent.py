@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import select
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,67 +9,10 @@ from typing import Any
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, group, verb
-from ortet.cli.daemon import client
-from ortet.cli.daemon.client import NoDaemon
-from ortet.errors import Conflict, NotFound, Unavailable, Unsupported
-
-# Functions that start, stop and query the host agent of a store.
-
-_START_TIMEOUT_SECONDS = 30.0  # usually 0.25 s, longer on a busy host
-_POLL_SECONDS = 0.02
-
-
-def agent_status(store: Path) -> dict[str, Any] | None:
-    """Return the status of a store's agent, or None if none runs."""
-    try:
-        said: dict[str, Any] = json.loads(client.query(str(store), "status"))
-    except NoDaemon:
-        return None
-    return said
-
-
-def start_agent(store: Path) -> dict[str, Any]:
-    """Start the agent of a store unless it runs, and wait until it answers. Return its status."""
-    if (found := agent_status(store)) is not None:
-        return found
-    if os.stat(store).st_uid != os.geteuid():
-        raise Unsupported(
-            "not_your_store",
-            f"{store} belongs to another user, and an agent serves its owner only: do without it",
-        )
-    until = time.monotonic() + _START_TIMEOUT_SECONDS
-    while time.monotonic() < until:
-        client.spawn_daemon(str(store))
-        for _ in range(50):
-            if (found := agent_status(store)) is not None:
-                return found
-            select.select([], [], [], _POLL_SECONDS)
-    raise Unavailable(
-        "no_agent",
-        f"the host agent does not start: `python -m ortet.cli.daemon.server {store}` says why",
-    )
-
-
-def stop_agent(store: Path) -> bool:
-    """Make the agent close everything and end. Return False if none ran."""
-    try:
-        client.query(str(store), "stop")
-    except NoDaemon:
-        return False
-    while client.is_alive(str(store)):  # a new agent cannot start until the lock is free
-        select.select([], [], [], _POLL_SECONDS)
-    return True
-
-
-def list_live_machines(store: Path) -> dict[str, dict[str, Any]]:
-    """Return the live machines of the agent by workspace name."""
-    found = agent_status(store) or {"workers": []}
-    machines: dict[str, dict[str, Any]] = {}
-    for worker in found["workers"]:
-        machines |= worker["live"]
-    return machines
+from ortet.cli.daemon.control import agent_status, list_live_machines, start_agent, stop_agent
+from ortet.cli.terminal import output
+from ortet.errors import Conflict, NotFound
 
 
 @group
@@ -99,7 +39,7 @@ def start(call: CliCall) -> None:
     """
 
     told = start_agent(_store(call))
-    call.emit({"running": True, **told}, _status_lines(told))
+    call.output.emit({"running": True, **told}, _status_lines(told))
 
 
 @verb("stop")
@@ -120,7 +60,7 @@ def stop(call: CliCall, force: bool) -> None:
             "them, --force goes on without",
         )
     ended = stop_agent(_store(call))
-    call.emit({"stopped": ended}, ["stopped" if ended else "it was not running"])
+    call.output.emit({"stopped": ended}, ["stopped" if ended else "it was not running"])
 
 
 @verb("status")
@@ -133,7 +73,7 @@ def status(call: CliCall) -> None:
     """
 
     told = agent_status(_store(call))
-    call.emit(
+    call.output.emit(
         {"running": told is not None, **(told or {})},
         _status_lines(told) if told else ["not running"],
     )

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.cli import output as render
 from ortet.cli.call import CliCall, as_text, group, verb
-from ortet.cli.output import EXIT_PIPE_CLOSED
 from ortet.cli.session_args import (
     find_session,
     id_suffix,
@@ -20,6 +18,8 @@ from ortet.cli.session_args import (
     session_argument_or_option,
     session_option,
 )
+from ortet.cli.terminal import output as render
+from ortet.cli.terminal.output import EXIT_PIPE_CLOSED
 from ortet.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def add(
     else:
         where = os.path.abspath(path or "") if row.path else path or ""
         made = opened.artifact(where, **about)
-    call.emit(render.fields(made), [f"{_label(made)}, {_size(made)}"])
+    call.output.emit(render.fields(made), [f"{_label(made)}, {_size(made)}"])
 
 
 def _content(path: str) -> bytes:
@@ -114,7 +114,7 @@ def artifact_ls(call: CliCall, session: str | None, *, all_: bool) -> None:
         (_label(one), _size(one), render.format_time(one.time), render.safe(one.kind or one.media))
         for one in found
     ]
-    call.emit([render.fields(one) for one in found], call.table(rows))
+    call.output.emit([render.fields(one) for one in found], call.output.table(rows))
 
 
 @verb("show")
@@ -142,7 +142,7 @@ def artifact_show(call: CliCall, name: str, *, session: str | None) -> None:
         *([f"because {render.title(found.why)}"] if found.why else []),
         *([f"content {made.oid}"] if made.oid else []),
     ]
-    call.emit(found, lines)
+    call.output.emit(found, lines)
 
 
 @verb()
@@ -163,13 +163,13 @@ def get(call: CliCall, name: str, *, output: str | None, session: str | None) ->
     data = view.artifact_data(found.name, found.version)
     if output is not None:
         Path(output).write_bytes(data)
-        call.emit(
+        call.output.emit(
             {**render.fields(found), "path": os.path.abspath(output)},
             [f"{_label(found)} -> {render.safe(output)}"],
         )
-    elif call.json:
-        call.emit({**render.fields(found), "content": data})
-    elif not call.quiet:
+    elif call.output.json:
+        call.output.emit({**render.fields(found), "content": data})
+    elif not call.output.quiet:
         try:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
@@ -191,7 +191,7 @@ def orphans(call: CliCall, session: str | None) -> None:
     found = open_session(call, session).orphans()
     lines = [f"lost  {render.safe(one)}" for one in found.missing]
     lines += [f"file  {render.safe(one)}" for one in found.files]
-    call.emit(found, lines or ["none"])
+    call.output.emit(found, lines or ["none"])
 
 
 for _command in (add, artifact_ls, artifact_show, get, orphans):

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, verb
+from ortet.cli.terminal import output
 from ortet.errors import Conflict, Invalid, NotFound
 
 if TYPE_CHECKING:
-    from ortet.cli.machines import LiveMachineInfo
+    from ortet.cli.daemon.machines import LiveMachineInfo
     from ortet.machines.control.client import InitClient
     from ortet.machines.jobs import Job
 
@@ -37,23 +37,24 @@ def attach(call: CliCall, machine: str | None, shell: str) -> None:
       ortet attach
       ortet attach proj-live/1 --shell build
     """
-    from ortet.cli import machines, terminal
+    from ortet.cli.daemon import machines
+    from ortet.cli.terminal import attached
     from ortet.workspaces.programs import check_job
 
-    terminal.check_terminal()
+    attached.check_terminal()
     one = machines.find_or_start(call, machine)
     job = _find_or_start_shell(one, check_job(shell))
-    call.note(f"{one.name}, shell {shell}: control-] or ~. leaves it running")
-    code = terminal.attach(job)
+    call.output.note(f"{one.name}, shell {shell}: control-] or ~. leaves it running")
+    code = attached.attach(job)
     if code is None:
-        call.note(f"left {one.name}: `ortet attach {one.name}` comes back")
+        call.output.note(f"left {one.name}: `ortet attach {one.name}` comes back")
     else:
-        call.note(f"the shell ended with {code}")
-        call.exit_code = code
+        call.output.note(f"the shell ended with {code}")
+        call.output.exit_code = code
 
 
 def _find_or_start_shell(machine: LiveMachineInfo, name: str) -> Job:
-    from ortet.cli import terminal
+    from ortet.cli.terminal import attached
     from ortet.machines.command import build_environment
 
     ask = machine.connect()
@@ -69,7 +70,7 @@ def _find_or_start_shell(machine: LiveMachineInfo, name: str) -> Job:
         kind="shell",
         env=build_environment({"TERM": os.environ.get("TERM", "xterm-256color")}, mark),
         cwd=machine.directory,
-        tty=terminal.terminal_size(),
+        tty=attached.terminal_size(),
         mark=mark,
     )
 
@@ -88,7 +89,7 @@ def cp(call: CliCall, source: str, target: str) -> None:
       ortet cp data.csv proj-live:data/
       ortet cp proj-live/1:/var/log/app.log .
     """
-    from ortet.cli import machines
+    from ortet.cli.daemon import machines
 
     inner, outer = _split_machine_path(source), _split_machine_path(target)
     if (inner is None) == (outer is None):
@@ -105,7 +106,7 @@ def cp(call: CliCall, source: str, target: str) -> None:
             one.connect(), Path(source), os.path.join(one.directory, outer[1]), outer[1]
         )
     files = output.plural(copied, "entry").replace("entrys", "entries")
-    call.emit({"machine": one.name, "copied": copied}, [f"copied {files}"])
+    call.output.emit({"machine": one.name, "copied": copied}, [f"copied {files}"])
 
 
 def _split_machine_path(text: str) -> tuple[str, str] | None:

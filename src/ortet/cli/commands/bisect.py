@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, group, verb
+from ortet.cli.terminal import output
 from ortet.errors import Conflict
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def reset(call: CliCall) -> None:
     from ortet.cli import bisect_runner
 
     bisect_runner.end_search(call.hub, call.row())
-    call.emit({"running": False}, ["no search is under way"])
+    call.output.emit({"running": False}, ["no search is under way"])
 
 
 @verb(context_settings={"allow_interspersed_args": False})
@@ -155,7 +155,7 @@ def run(
             _print_result(call, found, steps)
         else:
             steps.append(found)
-            call.note(_step_line(call, found))
+            call.output.note(_step_line(call, found))
 
 
 def _initial_state(call: CliCall, good: tuple[str, ...], bad: str) -> BisectState:
@@ -182,7 +182,7 @@ def _print_search(call: CliCall, outcome: BisectSearch | BisectResult) -> None:
         f"  ortet run -w {outcome.copy} -- COMMAND",
         "  ortet bisect good | bad | skip",
     ]
-    call.emit(data, lines)
+    call.output.emit(data, lines)
 
 
 def _print_result(call: CliCall, result: BisectResult, steps: list[BisectStep]) -> None:
@@ -195,7 +195,7 @@ def _print_result(call: CliCall, result: BisectResult, steps: list[BisectStep]) 
     found = [call.hub.show(oid) for oid in result.suspects]
     lines = [f"{output.short_id(info.oid)} {output.title(info.message)}" for info in found]
     head = "the first bad commit is" if result.first_bad else "the first bad commit is one of"
-    call.emit(data, [head, *(f"  {line}" for line in lines)])
+    call.output.emit(data, [head, *(f"  {line}" for line in lines)])
 
 
 def _step_line(call: CliCall, step: BisectStep) -> str:

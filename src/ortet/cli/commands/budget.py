@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, verb
 from ortet.cli.session_args import open_session, parse_limits, read_session, session_argument
+from ortet.cli.terminal import output
 from ortet.cli.times import parse_time
 from ortet.errors import Invalid
 
@@ -53,7 +53,7 @@ def budget(
     for name in names:
         amounts = [_amount(data[key].get(name)) for key in ("limits", "soft", "spent", "left")]
         rows.append((output.safe(name), *amounts))
-    call.emit(data, call.table(rows) if names else ["no limit, and nothing spent"])
+    call.output.emit(data, call.output.table(rows) if names else ["no limit, and nothing spent"])
 
 
 def _raised(view: SessionReader, more: dict[str, float | None]) -> dict[str, float]:
@@ -110,7 +110,7 @@ def bill(call: CliCall, since: str | None, by: Any) -> None:
         )
         for line in found
     ]
-    call.emit(found, call.table(rows) or ["nothing was spent"])
+    call.output.emit(found, call.output.table(rows) or ["nothing was spent"])
 
 
 def _amount(value: float | None) -> str:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, verb
 from ortet.cli.completion.engine import SHELLS, script
 from ortet.cli.session_args import find_session, id_suffix, session_option
+from ortet.cli.terminal import output
 
 if TYPE_CHECKING:
     from ortet.sessions.reader import SessionReader
@@ -28,7 +28,7 @@ def completion(call: CliCall, shell: str) -> None:
       ortet completion fish | source         in ~/.config/fish/config.fish
     """
     text = script(shell)
-    call.emit({"shell": shell, "script": text}, text.splitlines())
+    call.output.emit({"shell": shell, "script": text}, text.splitlines())
 
 
 @verb(hidden=True)
@@ -38,7 +38,7 @@ def values(call: CliCall, kind: str, *, session: str | None) -> None:
     """What a completion offers of a session, by its kind; the host agent answers sooner."""
     view = call.hub.get(find_session(call, session).id)
     found = dict(_VALUES[kind](view))
-    call.emit(found, [f"{value}\t{output.title(text)}" for value, text in found.items()])
+    call.output.emit(found, [f"{value}\t{output.title(text)}" for value, text in found.items()])
 
 
 def _facts(view: SessionReader) -> Iterator[tuple[str, str]]:

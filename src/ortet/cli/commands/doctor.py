@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, verb
+from ortet.cli.terminal import output
 from ortet.errors import NotFound, OrtetError, Unavailable
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ def doctor(call: CliCall, clean: bool, give_up: str | None) -> None:
       ortet doctor
       ortet doctor --clean
     """
-    from ortet.cli.commands.agent import agent_status
+    from ortet.cli.daemon.control import agent_status
     from ortet.config.environment import criu_setting, store_url
     from ortet.machines.doctor import probe_host
 
     url = store_url(cwd=call.cwd)
-    with call.progress("looking"):
+    with call.output.progress("looking"):
         servers, store, trouble = _examine_servers(call, url)
         exists = trouble is None
         found = [*servers, *probe_host(store, criu=criu_setting())]
@@ -67,21 +67,21 @@ def doctor(call: CliCall, clean: bool, give_up: str | None) -> None:
         "given_up": exists and give_up is not None,
     }
     why = _store_problem(trouble)
-    call.emit(data, _lines(call, str(data["store"]), why, capabilities=found, agent=agent))
+    call.output.emit(data, _lines(call, str(data["store"]), why, capabilities=found, agent=agent))
     if dead:
         names = output.plural(len(dead), "machine")
-        call.note(
+        call.output.note(
             f"{names} found dead: `ortet start {' '.join(dead)}` goes on from the last commit"
         )
     for thing in left:
         pid = f" {thing.pid}" if thing.pid else ""
-        call.note(f"{'removed' if clean else 'left over'}: {thing.what}{pid} {thing.path}")
+        call.output.note(f"{'removed' if clean else 'left over'}: {thing.what}{pid} {thing.path}")
     for owes in late:
         _print_pending_upload(call, owes, abandoned=give_up is not None)
     if left and not clean:
-        call.note("`ortet doctor --clean` removes what is left over")
+        call.output.note("`ortet doctor --clean` removes what is left over")
     if give_up is not None and not exists:
-        call.note(f"nothing was done about {output.safe(give_up)}: the store was not opened")
+        call.output.note(f"nothing was done about {output.safe(give_up)}: the store was not opened")
     if give_up is None or not exists:  # after a successful --give-up, unusable servers are no error
         _require_usable(servers)
     if trouble is not None and (give_up is not None or not _is_store_missing(trouble)):
@@ -145,7 +145,7 @@ def _store_problem(error: OrtetError | None) -> str:
 
 
 def _dead_machines(call: CliCall, agent: dict[str, Any] | None) -> list[str]:
-    from ortet.cli.machines import list_dead
+    from ortet.cli.daemon.machines import list_dead
 
     workers = agent["workers"] if agent else ()
     return list_dead(call.hub, {name for worker in workers for name in worker["live"]})
@@ -171,9 +171,9 @@ def _print_pending_upload(call: CliCall, upload: PendingUploads, *, abandoned: b
         gone = (
             f" ({', '.join(map(output.short_id, upload.commits[-5:]))})" if upload.commits else ""
         )
-        call.note(f"{host} is waited for no more; `ortet verify` says what is missing{gone}")
+        call.output.note(f"{host} is waited for no more; `ortet verify` says what is missing{gone}")
         return
-    call.note(
+    call.output.note(
         f"{host} has not uploaded {what}, since {since}: others cannot read it until it has; if "
         f"that host is lost, `ortet doctor --give-up {host}`"
     )
@@ -200,7 +200,11 @@ def _lines(
         yield "agent not running"
     width = max(len(line.name) for line in capabilities)
     for line in capabilities:
-        mark = call.paint("yes", fg="green") if line.ok else call.paint("no ", fg="yellow")
+        mark = (
+            call.output.paint("yes", fg="green")
+            if line.ok
+            else call.output.paint("no ", fg="yellow")
+        )
         yield f"  {mark}  {line.name:<{width}}  {output.safe(line.detail)}".rstrip()
         if not line.ok and line.fix:
             yield f"       {'':<{width}}  -> {output.safe(line.fix)}"

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, verb
 from ortet.cli.session_args import open_session, read_session, session_argument
+from ortet.cli.terminal import output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ def environment(
     if compare or ref:
         found = open_session(call, session).environment(compare=ref or True)
         lines = [output.safe(str(one)) for one in found] or ["nothing differs"]
-        call.emit([output.fields(one) for one in found], lines)
+        call.output.emit([output.fields(one) for one in found], lines)
         return
     now = (
         open_session(call, session).environment()
@@ -47,9 +47,9 @@ def environment(
         else read_session(call, session).environment()
     )
     if now is None:
-        call.emit(None, ["nobody has looked yet: --record does"])
+        call.output.emit(None, ["nobody has looked yet: --record does"])
     else:
-        call.emit(_data(now), map(output.safe, _lines(now)))
+        call.output.emit(_data(now), map(output.safe, _lines(now)))
 
 
 def _data(environment: Environment) -> dict[str, Any]:

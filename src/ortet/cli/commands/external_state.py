@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, as_text, group, verb
 from ortet.cli.session_args import event_data, open_session, read_session, session_option
+from ortet.cli.terminal import output
 from ortet.errors import Invalid
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ def collab_ls(call: CliCall, session: str | None) -> None:
       ortet collab ls -s fix-42
     """
     found = read_session(call, session).collaborations()
-    call.emit([output.fields(one) for one in found], output.table(map(_collaboration_cells, found)))
+    call.output.emit(
+        [output.fields(one) for one in found], output.table(map(_collaboration_cells, found))
+    )
 
 
 def _collaboration_cells(collaboration: Collaboration) -> tuple[str, ...]:
@@ -82,7 +84,7 @@ def collab_set(
     one = open_session(call, session).collaborate(
         as_text(name), kind=given[0], link=given[1], text=given[2], status=status, effect=effect
     )
-    call.emit(output.fields(one), [f"{output.safe(one.name)}: {one.status}"])
+    call.output.emit(output.fields(one), [f"{output.safe(one.name)}: {one.status}"])
 
 
 @group
@@ -106,7 +108,7 @@ def window_ls(call: CliCall, session: str | None) -> None:
       ortet window ls -s fix-42
     """
     found = read_session(call, session).windows()
-    call.emit([output.fields(one) for one in found], output.table(map(_window_cells, found)))
+    call.output.emit([output.fields(one) for one in found], output.table(map(_window_cells, found)))
 
 
 def _window_cells(rate_window: RateLimitWindow) -> tuple[str, ...]:
@@ -139,7 +141,7 @@ def window_set(
     """
     opened = open_session(call, session)
     event = opened.window(as_text(service), remaining=remaining, reset=reset, limit=limit)
-    call.emit(event_data(event))
+    call.output.emit(event_data(event))
 
 
 @group
@@ -164,7 +166,7 @@ def token_ls(call: CliCall, session: str | None) -> None:
     """
     found = read_session(call, session).tokens()
     lines = output.table((output.safe(one.service), one.vault) for one in found)
-    call.emit([output.fields(one) for one in found], lines)
+    call.output.emit([output.fields(one) for one in found], lines)
 
 
 @verb("set")
@@ -178,7 +180,7 @@ def token_set(call: CliCall, service: str, name: str, *, session: str | None) ->
     Example:
       ortet token set github github-ci -s fix-42
     """
-    call.emit(event_data(open_session(call, session).token(as_text(service), name)))
+    call.output.emit(event_data(open_session(call, session).token(as_text(service), name)))
 
 
 @verb("get")
@@ -192,7 +194,7 @@ def token_get(call: CliCall, service: str, *, session: str | None) -> None:
       ortet token get github -s fix-42
     """
     value = str(read_session(call, session).token(as_text(service)))
-    call.emit({"service": service, "token": value}, [value])
+    call.output.emit({"service": service, "token": value}, [value])
 
 
 @group
@@ -220,7 +222,7 @@ def vault_put(call: CliCall, name: str, more: tuple[str, ...]) -> None:
     """
     value = read_secret(more)
     call.open_hub(create=True).vault.put(name, value)
-    call.emit({"name": name}, [f"kept {name}"])
+    call.output.emit({"name": name}, [f"kept {name}"])
 
 
 def read_secret(arguments: tuple[str, ...]) -> str:
@@ -251,7 +253,7 @@ def vault_ls(call: CliCall) -> None:
       ortet vault ls
     """
     names = call.hub.vault.names()
-    call.emit(names, names)
+    call.output.emit(names, names)
 
 
 @verb("rm")
@@ -264,7 +266,7 @@ def vault_rm(call: CliCall, name: str) -> None:
       ortet vault rm github-ci
     """
     call.hub.vault.forget(name)
-    call.emit({"removed": name}, [f"removed {name}"])
+    call.output.emit({"removed": name}, [f"removed {name}"])
 
 
 @verb("rotate")
@@ -278,7 +280,7 @@ def vault_rotate(call: CliCall) -> None:
       ortet vault rotate
     """
     count = call.hub.vault.rotate()
-    call.emit({"sealed": count}, [f"sealed {output.plural(count, 'secret')} anew"])
+    call.output.emit({"sealed": count}, [f"sealed {output.plural(count, 'secret')} anew"])
 
 
 for _group, _commands in (

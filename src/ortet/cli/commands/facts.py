@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, as_text, common_options, verb
 from ortet.cli.session_args import (
     id_suffix,
@@ -18,6 +17,7 @@ from ortet.cli.session_args import (
     session_argument_or_option,
     session_option,
 )
+from ortet.cli.terminal import output
 from ortet.cli.times import parse_time
 from ortet.errors import NotFound
 
@@ -92,7 +92,7 @@ def facts_ls(
         on=parse_time(call, "--on", on),
         past=past,
     )
-    call.emit([output.fields(fact) for fact in found], call.table(map(_cells, found)))
+    call.output.emit([output.fields(fact) for fact in found], call.output.table(map(_cells, found)))
 
 
 def _cells(fact: Fact) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ def facts_show(call: CliCall, fact: str, *, session: str | None) -> None:
     view = read_session(call, session)
     found = find_fact(view, fact)
     origin = _origin(call, view, found)
-    call.emit({**output.fields(found), "origin": origin}, _block(view, found, origin))
+    call.output.emit({**output.fields(found), "origin": origin}, _block(view, found, origin))
 
 
 def _origin(call: CliCall, view: SessionReader, fact: Fact) -> dict[str, Any] | None:
@@ -233,7 +233,7 @@ def facts_forget(call: CliCall, fact: str, *, why: str, session: str | None) -> 
     found = find_fact(opened, fact, must_be_believed=True)
     opened.forget(found, why=as_text(why))
     data = {"id": found.id, "text": found.text, "why": why, "session": opened.id}
-    call.emit(data, [f"forgot {id_suffix(found.id)}: {output.single_line(found.text)}"])
+    call.output.emit(data, [f"forgot {id_suffix(found.id)}: {output.single_line(found.text)}"])
 
 
 @verb("history")
@@ -258,7 +258,7 @@ def facts_history(call: CliCall, fact: str, *, session: str | None) -> None:
         )
         for one in found
     ]
-    call.emit([output.fields(one) for one in found], call.table(rows))
+    call.output.emit([output.fields(one) for one in found], call.output.table(rows))
 
 
 for _command in (facts_ls, facts_show, facts_forget, facts_history):

@@ -10,8 +10,8 @@ import click
 import msgspec
 
 from ortet._util.structs import thread_safe_struct
-from ortet.cli import output
 from ortet.cli.call import CliCall, as_text, verb, workspace_option
+from ortet.cli.terminal import output
 from ortet.errors import Conflict, Refused
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def fork(call: CliCall, ref: str | None, count: int, *, files: bool, name: str |
       ortet fork HEAD~2
       ortet run -w proj/1 -- make test
     """
-    with call.progress("fork"):
+    with call.output.progress("fork"):
         if ref is None:
             copies = _fork_workspace(call, call.workspace(name), count, files=files)
             data = [_copy(copy) for copy in copies]
@@ -79,13 +79,13 @@ def fork(call: CliCall, ref: str | None, count: int, *, files: bool, name: str |
             data = _fork_commit(call, row, call.resolve(ref, row.name), count)
     width = max(len(one["name"]) for one in data)
     lines = [f"{one['name']:<{width}}  {one['engine']}  {one['path'] or ''}" for one in data]
-    call.emit(data, [line.rstrip() for line in lines])
+    call.output.emit(data, [line.rstrip() for line in lines])
     _print_not_copied(call, data[0])
 
 
 def _fork_commit(call: CliCall, row: WorkspaceRow, oid: Oid, count: int) -> list[dict[str, Any]]:
     """Fork a commit. Forks with processes stay alive in the host agent, if it may be used."""
-    from ortet.cli.entry import is_agent_off
+    from ortet.cli.daemon.fast_path import is_agent_off
 
     state = call.hub.history.state(oid)
     image = call.hub.store.read_image(call.hub.store.image_oid(oid)) if state.machine else None
@@ -98,7 +98,7 @@ def _fork_commit(call: CliCall, row: WorkspaceRow, oid: Oid, count: int) -> list
         return [_copy(copy) for copy in call.hub.workspaces.fork(row, None, oid, count)]
     if call.daemon_cache is not None:
         return fork_live(call, row, oid, count)
-    from ortet.cli import machines
+    from ortet.cli.daemon import machines
 
     words = ["machine", "fork", "-w", row.name, "-n", str(count), oid.hex()]
     copies: list[dict[str, Any]] = machines.run_in_agent(call, row.name, words, start=True)[
@@ -122,8 +122,8 @@ def _print_not_copied(call: CliCall, copy: dict[str, Any]) -> None:
     from ortet.machines.services import service_losses
 
     if copy["engine"] == "criu":
-        call.print_losses(msgspec.convert(copy["losses"], thread_safe_struct(list[Loss])))
-    if copy["engine"] == "criu" or not copy["head"] or call.json:
+        call.output.print_losses(msgspec.convert(copy["losses"], thread_safe_struct(list[Loss])))
+    if copy["engine"] == "criu" or not copy["head"] or call.output.json:
         return
     point = call.hub.refs.resolve(copy["head"])
     if not call.hub.history.state(point).machine:
@@ -131,7 +131,7 @@ def _print_not_copied(call: CliCall, copy: dict[str, Any]) -> None:
     lost = service_losses(call.hub.objects, call.hub.history.image(point), copy["engine"])
     for loss in lost:
         again = f"`ortet start {copy['name']}` starts it there"
-        call.note(f"not in the copies: {output.safe(loss.path) or 'programs'} ({again})")
+        call.output.note(f"not in the copies: {output.safe(loss.path) or 'programs'} ({again})")
 
 
 def _fork_workspace(
@@ -195,7 +195,7 @@ def merge(
     workspace = call.workspace(name)
     text = None if message is None else as_text(message)
     result: MergeResult | SessionMergeResult
-    with call.progress("merge"), _translate_favor():
+    with call.output.progress("merge"), _translate_favor():
         session = None if dry_run else call.hub.open_branch_session(workspace.name)
         if session is None:
             result = workspace.merge(other, message=text, favor=favor, dry_run=dry_run)
@@ -218,11 +218,13 @@ def merge(
     if result.up_to_date:
         lines.append(f"nothing to merge: {workspace.name} has all of {output.safe(other)} already")
     elif result.commit:
-        tag = call.paint(f"[{workspace.name} {output.short_id(result.commit.oid)}]", fg="yellow")
+        tag = call.output.paint(
+            f"[{workspace.name} {output.short_id(result.commit.oid)}]", fg="yellow"
+        )
         lines.append(f"{tag} {output.title(result.commit.message)}")
     elif not lines:
         lines.append(f"{other} merges without conflict")
-    call.emit(data, lines)
+    call.output.emit(data, lines)
 
 
 def _merged_knowledge(result: MergeResult | SessionMergeResult) -> dict[str, Any]:
@@ -256,11 +258,11 @@ def land(call: CliCall, fork_name: str | None, favor: Favor | None, name: str | 
       ortet land proj/1
     """
     workspace = call.workspace(name if fork_name is None else fork_name)
-    with call.progress("land"), _translate_favor():
+    with call.output.progress("land"), _translate_favor():
         report = workspace.land(favor=favor)
     data = {"name": workspace.name, **output.fields(report)}
-    call.emit(data, [f"landed {workspace.name}: {output.report_text(report)}"])
-    call.print_losses(report.losses)
+    call.output.emit(data, [f"landed {workspace.name}: {output.report_text(report)}"])
+    call.output.print_losses(report.losses)
 
 
 @verb()
@@ -284,4 +286,4 @@ def drop(call: CliCall, names: tuple[str, ...], branch: bool, discard: bool) -> 
         call.hub.drop(name, discard=discard)
         if branch and call.hub.refs.get(name):
             call.hub.refs.delete(name, actor=call.hub.store.author)
-    call.emit({"dropped": list(names)}, [f"dropped {name}" for name in names])
+    call.output.emit({"dropped": list(names)}, [f"dropped {name}" for name in names])

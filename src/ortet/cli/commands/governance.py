@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, as_text, verb
 from ortet.cli.session_args import confirm, find_session, id_suffix, yes_option
+from ortet.cli.terminal import output
 from ortet.errors import Invalid, NotFound
 
 _EXIT_RETRY_LATER = 7  # the exit code of an error that a later retry may cure
@@ -60,9 +60,11 @@ def erase(
         f"{done} {output.plural(len(receipt.events), 'event')}, receipt {id_suffix(receipt.id)}"
     ]
     if not receipt.complete:
-        call.exit_code = _EXIT_RETRY_LATER
+        call.output.exit_code = _EXIT_RETRY_LATER
         lines.append("another process still holds a copy: repeat this when it has ended")
-    call.emit({**output.fields(receipt), "complete": receipt.complete, "already": already}, lines)
+    call.output.emit(
+        {**output.fields(receipt), "complete": receipt.complete, "already": already}, lines
+    )
 
 
 @verb()
@@ -83,7 +85,7 @@ def hold(call: CliCall, session: str | None, *, why: str) -> None:
     if session is not None:
         row = find_session(call, session)
         made = call.hub.governance.hold(row.id, as_text(why))
-        call.emit({**output.fields(made), "name": row.name}, [f"{row.name} is on hold"])
+        call.output.emit({**output.fields(made), "name": row.name}, [f"{row.name} is on hold"])
         return
     found = [
         (row, held) for row in call.hub.sessions() if (held := hold_of(call.hub.store, row.id))
@@ -93,7 +95,7 @@ def hold(call: CliCall, session: str | None, *, why: str) -> None:
         for row, held in found
     ]
     data = [{**output.fields(held), "name": row.name} for row, held in found]
-    call.emit(data, call.table(rows) or ["nothing is on hold"])
+    call.output.emit(data, call.output.table(rows) or ["nothing is on hold"])
 
 
 @verb()
@@ -112,7 +114,7 @@ def release(call: CliCall, session: str) -> None:
     if held is None:
         raise NotFound("no_hold", f"{row.name} is not on hold: `ortet hold` lists what is")
     call.hub.governance.release(row.id)
-    call.emit({**output.fields(held), "name": row.name}, [f"{row.name} is released"])
+    call.output.emit({**output.fields(held), "name": row.name}, [f"{row.name} is released"])
 
 
 @verb()
@@ -150,7 +152,7 @@ def retention(call: CliCall, *, agent: str | None, keep: str | None, idle: str |
         (name, f"messages {_keep_text(policy.keep_messages)}", _archive_text(policy.archive_after))
         for name, policy in known.items()
     ]
-    call.emit(data, call.table(rows) or ["no policy: everything is kept forever"])
+    call.output.emit(data, call.output.table(rows) or ["no policy: everything is kept forever"])
 
 
 def _days(text: str) -> float | None:
@@ -194,4 +196,6 @@ def dataset(call: CliCall, file: str, sessions: tuple[str, ...]) -> None:
         return
     count = call.hub.governance.export_jsonl(file, sessions=ids)
     path = str(Path(file).absolute())
-    call.emit({"path": path, "sessions": count}, [f"{output.plural(count, 'session')} -> {file}"])
+    call.output.emit(
+        {"path": path, "sessions": count}, [f"{output.plural(count, 'session')} -> {file}"]
+    )

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, verb, workspace_option
+from ortet.cli.terminal import output
 from ortet.errors import Invalid, NotFound, OrtetError
 
 if TYPE_CHECKING:
@@ -42,13 +42,15 @@ def log(call: CliCall, ref: str, *, limit: int | None, graph: bool, name: str | 
         raise _hint_at_journal(call, ref, error) from None
     commits = call.hub.history.log(start, limit=limit)
     names = _refs_by_commit(call)
-    if call.json:
-        call.emit([{**output.fields(info), "refs": names.get(info.oid, [])} for info in commits])
+    if call.output.json:
+        call.output.emit(
+            [{**output.fields(info), "refs": names.get(info.oid, [])} for info in commits]
+        )
         return
     if graph:
-        call.emit(None, _graph_lines(call, list(commits), names))
+        call.output.emit(None, _graph_lines(call, list(commits), names))
     else:
-        call.emit(None, (_commit_line(call, info, names) for info in commits))
+        call.output.emit(None, (_commit_line(call, info, names) for info in commits))
 
 
 def _hint_at_journal(call: CliCall, ref: str, error: NotFound) -> NotFound:
@@ -72,9 +74,9 @@ def _refs_by_commit(call: CliCall) -> dict[str, list[str]]:
 
 
 def _commit_line(call: CliCall, info: CommitInfo, names: dict[str, list[str]]) -> str:
-    oid = call.paint(output.short_id(info.oid), fg="yellow")
+    oid = call.output.paint(output.short_id(info.oid), fg="yellow")
     here = names.get(info.oid)
-    refs = call.paint(f"({', '.join(here)}) ", fg="green") if here else ""
+    refs = call.output.paint(f"({', '.join(here)}) ", fg="green") if here else ""
     return f"{oid}  {output.format_time(info.time)}  {refs}{output.title(info.message)}".rstrip()
 
 
@@ -117,7 +119,7 @@ def show(call: CliCall, ref: str, path: str | None, *, name: str | None) -> None
         "running": running,
         "changes": list(map(output.change_data, changes)),
     }
-    call.emit(data, _commit_block(call, info, refs, running, changes))
+    call.output.emit(data, _commit_block(call, info, refs, running, changes))
 
 
 def _commit_block(
@@ -127,7 +129,7 @@ def _commit_block(
     running: list[str],
     changes: Iterable[TreeChange],
 ) -> Iterator[str]:
-    yield call.paint(f"commit {info.oid}", fg="yellow")
+    yield call.output.paint(f"commit {info.oid}", fg="yellow")
     yield f"state   {info.state}"
     yield from (f"parent  {parent}" for parent in info.parents)
     yield f"author  {output.safe(info.author)}"
@@ -139,17 +141,17 @@ def _commit_block(
     yield ""
     yield from (f"    {output.safe(line)}" for line in info.message.splitlines() or [""])
     yield ""
-    yield from output.change_lines(changes, call.paint)
+    yield from output.change_lines(changes, call.output.paint)
 
 
 def _print_file(call: CliCall, oid: Oid, path: str) -> None:
     from ortet.objects.blobs import read_file
 
     entry = _entry(call, oid, path)
-    if call.json:
-        call.emit({"path": path, "size": entry.size, "oid": entry.data.hex()})
+    if call.output.json:
+        call.output.emit({"path": path, "size": entry.size, "oid": entry.data.hex()})
         return
-    with call.paged_output():
+    with call.output.paged_output():
         sys.stdout.flush()
         for piece in read_file(call.hub.objects, entry):
             sys.stdout.buffer.write(piece)
@@ -187,19 +189,21 @@ def diff(
     """
     if new is None:
         workspace = call.workspace(name, writes=False)
-        with call.progress("looking"):
+        with call.output.progress("looking"):
             changes = workspace.diff(old)
     else:
         changes = _diff_commits(call, call.resolve(old, name).hex(), call.resolve(new, name).hex())
         call.warn_uncommitted(old, new)
-    if call.json:
-        call.emit([output.change_data(found, call.hub.objects, patch=patch) for found in changes])
+    if call.output.json:
+        call.output.emit(
+            [output.change_data(found, call.hub.objects, patch=patch) for found in changes]
+        )
     elif stat:
-        call.emit(None, output.change_counts(changes))
+        call.output.emit(None, output.change_counts(changes))
     elif patch:
-        call.emit(None, _patches(call, changes))
+        call.output.emit(None, _patches(call, changes))
     else:
-        call.emit(None, output.change_lines(changes, call.paint))
+        call.output.emit(None, output.change_lines(changes, call.output.paint))
 
 
 def _diff_commits(call: CliCall, old: str | None, new: str) -> list[TreeChange]:
@@ -211,18 +215,22 @@ def _diff_commits(call: CliCall, old: str | None, new: str) -> list[TreeChange]:
 
 def _patches(call: CliCall, changes: Iterable[TreeChange]) -> Iterator[str]:
     """Yield patch lines: safe and coloured on a terminal, unchanged in a pipe, for `patch`."""
-    raw = not call.on_terminal
+    raw = not call.output.on_terminal
     for change in changes:
         head = True  # True until the first hunk
         for line in output.patch_text(change, call.hub.objects).removesuffix("\n").split("\n"):
             head = head and not line.startswith("@@")
             shown = line if raw else output.safe(line, keep="\t")
-            yield call.paint(shown, bold=True) if head else _hunk_line(call, shown)
+            yield call.output.paint(shown, bold=True) if head else _hunk_line(call, shown)
 
 
 def _hunk_line(call: CliCall, line: str) -> str:
     """Colour a line of a hunk. Text after the line numbers is not coloured, like in git."""
     if not line.startswith("@@"):
-        return call.paint(line, fg=PATCH_COLOURS[line[:1]]) if line[:1] in PATCH_COLOURS else line
+        return (
+            call.output.paint(line, fg=PATCH_COLOURS[line[:1]])
+            if line[:1] in PATCH_COLOURS
+            else line
+        )
     numbers, mark, rest = line[2:].partition("@@")
-    return call.paint(f"@@{numbers}{mark}", fg="cyan") + rest
+    return call.output.paint(f"@@{numbers}{mark}", fg="cyan") + rest

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, verb
+from ortet.cli.terminal import output
 from ortet.errors import OrtetError
 
 if TYPE_CHECKING:
@@ -57,17 +57,17 @@ def _handle_hook(call: CliCall, session: str | None, agent: str, tokens: int) ->
 
     told = hooks.parse(sys.stdin.buffer.read(_MAX_INPUT_BYTES))
     with McpContext(session=session, agent=agent) as desk:
-        if desk.pointer() is None and told.cwd:
+        if desk.call.pointer() is None and told.cwd:
             with suppress(OSError):
                 os.chdir(told.cwd)
         data: dict[str, Any] = {"event": told.hook_event_name, "session": None, "commit": None}
         lines: list[str] = []
-        if desk.pointer() is not None:
+        if desk.call.pointer() is not None:
             if told.hook_event_name == "SessionStart":
                 lines = _briefing(desk, tokens)
             elif told.hook_event_name in hooks.RECORDERS:
                 data.update(_record_and_commit(desk, told))
-        call.emit({**data, "text": "\n".join(lines)} if lines else data, lines)
+        call.output.emit({**data, "text": "\n".join(lines)} if lines else data, lines)
 
 
 def _record_and_commit(context: McpContext, event: HookPayload) -> dict[str, Any]:

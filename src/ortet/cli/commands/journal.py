@@ -6,7 +6,6 @@ import sys
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, verb
 from ortet.cli.follow import Follower
 from ortet.cli.session_args import (
@@ -16,6 +15,7 @@ from ortet.cli.session_args import (
     read_session,
     session_argument,
 )
+from ortet.cli.terminal import output
 
 
 @verb()
@@ -40,12 +40,12 @@ def journal(
     follower = Follower(call.hub, find_session(call, session).id)
     found = follower.first(limit, kind)
     if not follow:
-        call.emit([event_data(event) for event in found], map(event_line, found))
+        call.output.emit([event_data(event) for event in found], map(event_line, found))
         return
-    call.paged = False  # the output has no end
+    call.output.paged = False  # the output has no end
     while True:
         for event in found:
-            call.emit(event_data(event), [] if call.json else [event_line(event)])
+            call.output.emit(event_data(event), [] if call.output.json else [event_line(event)])
         sys.stdout.flush()
         found = follower.wait(kind)
 
@@ -69,8 +69,8 @@ def brief(call: CliCall, session: str | None, *, tokens: int, directory: str | N
         made = view.handover(directory)
         names = sorted([*made.written, *made.unchanged])
         lines = [f"{'wrote' if name in made.written else 'kept'} {name}" for name in names]
-        call.emit({"session": view.id, **output.fields(made)}, lines)
+        call.output.emit({"session": view.id, **output.fields(made)}, lines)
         return
     briefing = view.briefing(tokens)
     data = {"session": view.id, **output.fields(briefing)}
-    call.emit(data, (output.safe(line) for line in briefing.markdown.splitlines()))
+    call.output.emit(data, (output.safe(line) for line in briefing.markdown.splitlines()))

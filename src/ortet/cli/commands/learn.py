@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, as_text, verb
 from ortet.cli.commands.facts import find_fact
 from ortet.cli.session_args import (
@@ -19,6 +18,7 @@ from ortet.cli.session_args import (
     session_option,
     text_or_stdin,
 )
+from ortet.cli.terminal import output
 from ortet.cli.times import parse_time
 from ortet.errors import Invalid
 
@@ -73,9 +73,9 @@ def learn(call: CliCall, text: str | None, *, session: str | None, **given: Any)
         id_ = opened.learn(text, about=about, scope=scope, **more)
     commit = _commit(opened, "learned", text) if given["commit"] else None
     data = {"id": id_, "session": opened.id, "commit": commit}
-    call.emit(data, [f"learned {id_suffix(id_)}: {output.single_line(text)}"])
+    call.output.emit(data, [f"learned {id_suffix(id_)}: {output.single_line(text)}"])
     if opened.fact(id_).scope and commit is None:
-        call.note("others are told at the next commit")
+        call.output.note("others are told at the next commit")
 
 
 def _commit(opened: Session, what: str, text: str) -> str:
@@ -122,7 +122,9 @@ def episodes(call: CliCall, *, since: str | None, until: str | None, **given: An
         until=parse_time(call, "--until", until),
         outcome=given["outcome"],
     )
-    call.emit([output.fields(one) for one in found], call.table(map(_episode_cells, found)))
+    call.output.emit(
+        [output.fields(one) for one in found], call.output.table(map(_episode_cells, found))
+    )
 
 
 def _episode_cells(episode: Episode) -> tuple[str, ...]:
@@ -166,4 +168,4 @@ def milestone(
     made = _commit(opened, "milestone", text) if commit else None
     data = {"id": id_ or None, "session": opened.id, "commit": made}
     done = f"episode {id_suffix(id_)}" if id_ else "nothing happened since the last one"
-    call.emit(data, [done])
+    call.output.emit(data, [done])

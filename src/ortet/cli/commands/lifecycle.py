@@ -10,7 +10,6 @@ from pathlib import Path
 
 import click
 
-from ortet.cli import output as render
 from ortet.cli.call import CliCall, as_text, verb
 from ortet.cli.session_args import (
     find_session,
@@ -20,6 +19,7 @@ from ortet.cli.session_args import (
     row_data,
     session_argument,
 )
+from ortet.cli.terminal import output as render
 from ortet.errors import Conflict, Invalid
 from ortet.sessions.writing.lease_handover import commit_for_other_hosts
 
@@ -101,7 +101,7 @@ def archive(call: CliCall, session: str | None) -> None:
     row = find_session(call, session)
     done = call.hub.archive(row.id)
     size = render.format_size(done.size)
-    call.emit(done, [f"archived {row.name}: {size} as {done.key}"])
+    call.output.emit(done, [f"archived {row.name}: {size} as {done.key}"])
 
 
 @verb()
@@ -142,10 +142,10 @@ def compact(call: CliCall, session: str | None, *, keep_last: int, summary: str 
     opened = open_session(call, session)
     done = opened.compact(keep_last, None if text is None else lambda _: text)
     if done is None:
-        call.emit({"session": opened.id, "compaction": None}, ["nothing to leave out"])
+        call.output.emit({"session": opened.id, "compaction": None}, ["nothing to leave out"])
         return
     lines = [f"left out {render.plural(done.count, 'message')}, events {done.first} to {done.last}"]
-    call.emit({"session": opened.id, "compaction": render.fields(done)}, lines)
+    call.output.emit({"session": opened.id, "compaction": render.fields(done)}, lines)
 
 
 @verb()
@@ -180,19 +180,19 @@ def checkpoint(
         )
         opened.pause()
         row = opened.row
-        call.emit(row_data(row), [f"session {row.name}, {row.id}"])
+        call.output.emit(row_data(row), [f"session {row.name}, {row.id}"])
         return
     if name or agent:
         raise Invalid("bad_usage", "--name and --agent are for a session made by --from")
     view = read_session(call, session)
     text = view.checkpoint().to_json()
     if output is None:
-        if not call.quiet:
+        if not call.output.quiet:
             sys.stdout.write(text + "\n")
         return
     Path(output).write_text(text + "\n", encoding="utf-8")
     path = str(Path(output).absolute())
-    call.emit({"session": view.id, "path": path}, [f"{view.name} -> {render.safe(output)}"])
+    call.output.emit({"session": view.id, "path": path}, [f"{view.name} -> {render.safe(output)}"])
 
 
 @verb()
@@ -208,7 +208,7 @@ def audit(call: CliCall, session: str | None) -> None:
       ortet audit fix-42
     """
     report = call.hub.audit(find_session(call, session).id)
-    call.emit(report, _audit_lines(call, report))
+    call.output.emit(report, _audit_lines(call, report))
 
 
 def _audit_lines(call: CliCall, report: object) -> list[str]:
@@ -245,9 +245,9 @@ def retain(call: CliCall, dry_run: bool) -> None:
     report = call.hub.governance.retain(dry_run=dry_run)
     verb_ = "would " if dry_run else ""
     lines = [f"{verb_}{one.what} {one.name}: {one.why}" for one in report.deeds]
-    call.emit(report, lines or ["nothing to do"])
+    call.output.emit(report, lines or ["nothing to do"])
 
 
 def _print_status(call: CliCall, id_: str) -> None:
     row = call.hub.get(id_).row
-    call.emit(row_data(row), [f"{row.name} is {row.status}"])
+    call.output.emit(row_data(row), [f"{row.name} is {row.status}"])

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, verb, workspace_option
+from ortet.cli.terminal import output
 from ortet.errors import NotFound, OrtetError
 from ortet.ids import to_hex
 
 if TYPE_CHECKING:
-    from ortet.cli.machines import LiveMachineInfo
+    from ortet.cli.daemon.machines import LiveMachineInfo
     from ortet.machines.jobs import ProcessInfo
 
 _LOG_WAIT_SECONDS = 20.0
@@ -44,7 +44,7 @@ def start(call: CliCall, names: tuple[str, ...], network: str | None) -> None:
       ortet start proj-live/1 proj-live/2
       ortet start --network outbound
     """
-    from ortet.cli import machines
+    from ortet.cli.daemon import machines
 
     for name in names:
         call.hub.workspaces.table.need(name)  # check all names before the first is started
@@ -53,7 +53,7 @@ def start(call: CliCall, names: tuple[str, ...], network: str | None) -> None:
         for name in names or (None,)
     ]
     lines = [f"{one.name} lives ({one.engine}), process {one.pid}" for one in begun]
-    call.emit(begun if len(begun) > 1 else begun[0], lines)
+    call.output.emit(begun if len(begun) > 1 else begun[0], lines)
 
 
 @verb()
@@ -66,8 +66,8 @@ def ps(call: CliCall, every: bool) -> None:
       ortet ps
       ortet ps --all --json
     """
-    from ortet.cli import machines
-    from ortet.cli.machines import list_dead
+    from ortet.cli.daemon import machines
+    from ortet.cli.daemon.machines import list_dead
 
     store = call.hub.root
     living = machines.list_live(store)
@@ -76,7 +76,7 @@ def ps(call: CliCall, every: bool) -> None:
     if not every:
         for one in data:
             one.pop("processes", None)
-    call.emit(data, _lines(call, data))
+    call.output.emit(data, _lines(call, data))
 
 
 def _machine_data(machine: LiveMachineInfo) -> dict[str, Any]:
@@ -128,11 +128,13 @@ def _lines(call: CliCall, data: list[dict[str, Any]]) -> Iterator[str]:
         jobs = ", ".join(_job(job) for job in one["jobs"]) or "-"
         age = f"{one['age']:.0f} s" if one["age"] < 120 else f"{one['age'] / 60:.0f} min"
         rows.append((name, engine, str(one["pid"]), age, output.format_size(one["memory"]), jobs))
-    yield from call.table(rows)
+    yield from call.output.table(rows)
     found = [(one, process) for one in data for process in one.get("processes", ())]
     if found:
         yield ""
-        yield from call.table([("NAME", "PID INSIDE", "MEMORY", "COMMAND"), *map(_process, found)])
+        yield from call.output.table(
+            [("NAME", "PID INSIDE", "MEMORY", "COMMAND"), *map(_process, found)]
+        )
 
 
 def _process(found: tuple[dict[str, Any], ProcessInfo]) -> tuple[str, str, str, str]:
@@ -166,7 +168,7 @@ def spawn(call: CliCall, job: str, command: tuple[str, ...], *, name: str | None
       ortet spawn web -- python3 -m http.server 8000
       ortet spawn -w proj-live/1 watch "make -s watch"
     """
-    from ortet.cli import machines
+    from ortet.cli.daemon import machines
     from ortet.machines.command import argv_of, build_environment, relative_cwd
     from ortet.workspaces.programs import check_job
 
@@ -186,11 +188,11 @@ def spawn(call: CliCall, job: str, command: tuple[str, ...], *, name: str | None
     code = started.wait(_EARLY_EXIT_SECONDS)
     data = {"machine": one.name, "name": job, "pid": started.pid, "code": code}
     if code is None:
-        call.emit(data, [f"{output.safe(job)} runs in {one.name} as {started.pid}"])
+        call.output.emit(data, [f"{output.safe(job)} runs in {one.name} as {started.pid}"])
         return
     last = _last_lines(started.logs(), 1).decode("utf-8", "replace").strip()
     said = f": {output.safe(last)}" if last else ""
-    call.emit(data, [f"{output.safe(job)} ended at once in {one.name} with {code}{said}"])
+    call.output.emit(data, [f"{output.safe(job)} ended at once in {one.name} with {code}{said}"])
 
 
 @verb()
@@ -208,12 +210,14 @@ def logs(call: CliCall, job: str, *, name: str | None, follow: bool, last: int |
       ortet logs web
       ortet logs -w proj-live/1 web --follow
     """
-    from ortet.cli import machines
+    from ortet.cli.daemon import machines
 
     one = machines.require_live(call, name)
     found = one.connect().job(job)
-    if call.json:
-        call.emit({"name": job, "text": _last_lines(found.logs(), last).decode("utf-8", "replace")})
+    if call.output.json:
+        call.output.emit(
+            {"name": job, "text": _last_lines(found.logs(), last).decode("utf-8", "replace")}
+        )
         return
     if not follow:
         _write(_last_lines(found.logs(), last))
@@ -254,12 +258,12 @@ def expose(call: CliCall, port: int, name: str | None, at: int) -> None:
       ortet expose 8000
       ortet expose -w proj-live/1 8000 --at 8001
     """
-    from ortet.cli import machines
+    from ortet.cli.daemon import machines
 
     one = machines.require_live(call, name)
     words = ["machine", "expose", "-w", one.name, str(port), "--at", str(at)]
     told = machines.run_in_agent(call, one.name, words)
-    call.emit(told, [f"127.0.0.1:{told['at']} leads to port {port} of {one.name}"])
+    call.output.emit(told, [f"127.0.0.1:{told['at']} leads to port {port} of {one.name}"])
 
 
 @verb()
@@ -293,8 +297,7 @@ def kill(call: CliCall, names: tuple[str, ...]) -> None:
 
 
 def _end_machines(call: CliCall, names: tuple[str, ...], options: list[str]) -> None:
-    from ortet.cli import machines
-    from ortet.cli.daemon import live_machines
+    from ortet.cli.daemon import live_machines, machines
 
     ended = []
     for name in names:
@@ -308,7 +311,7 @@ def _end_machines(call: CliCall, names: tuple[str, ...], options: list[str]) -> 
         ended.append(
             machines.run_in_agent(call, one.name, ["machine", "close", "-w", one.name, *options])
         )
-    call.emit(ended, [_ended_line(one) for one in ended])
+    call.output.emit(ended, [_ended_line(one) for one in ended])
 
 
 def _ended_line(machine: dict[str, Any]) -> str:
@@ -331,8 +334,7 @@ def rm(call: CliCall, names: tuple[str, ...], force: bool) -> None:
     Example:
       ortet rm proj-live/1 proj-live/2
     """
-    from ortet.cli import machines
-    from ortet.cli.daemon import live_machines
+    from ortet.cli.daemon import live_machines, machines
 
     for name in names:
         if call.hub.workspaces.table.need(name).files != "private":
@@ -346,4 +348,4 @@ def rm(call: CliCall, names: tuple[str, ...], force: bool) -> None:
         else:
             call.hub.drop(name, discard=force)
             live_machines.remove_record(call.hub.root, name)
-    call.emit({"removed": list(names)}, [f"removed {name}" for name in names])
+    call.output.emit({"removed": list(names)}, [f"removed {name}" for name in names])

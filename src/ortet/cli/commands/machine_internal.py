@@ -41,8 +41,8 @@ def open_(call: CliCall, name: str | None, restore: bool, network: str | None) -
     except BaseException:
         workspace.close()
         raise
-    call.json = True
-    call.emit({"name": workspace.name, **about, "losses": losses})
+    call.output.json = True
+    call.output.emit({"name": workspace.name, **about, "losses": losses})
 
 
 def _private_workspace(call: CliCall, name: str | None, network: str | None) -> Workspace:
@@ -85,8 +85,8 @@ def close(call: CliCall, name: str, message: str | None) -> None:
     losses = workspace.losses if message is not None else []
     workspace.close()
     live_machines.remove_record(resident.store, workspace.name)
-    call.json = True
-    call.emit({"name": name, "oid": info.oid if info else None, "losses": losses})
+    call.output.json = True
+    call.output.emit({"name": name, "oid": info.oid if info else None, "losses": losses})
 
 
 @verb("expose")
@@ -97,8 +97,8 @@ def expose(call: CliCall, name: str, port: int, at: int) -> None:
     """Let connections to a loopback port of the host into a machine."""
     _require_daemon(call)
     found = call.workspace(name).programs.expose(port, at=at)
-    call.json = True
-    call.emit({"name": name, "port": port, "at": found})
+    call.output.json = True
+    call.output.emit({"name": name, "port": port, "at": found})
 
 
 @verb("fork")
@@ -111,8 +111,8 @@ def fork(call: CliCall, name: str, commit: str, count: int) -> None:
 
     _require_daemon(call)
     copies = fork_live(call, call.row(name), from_hex(commit), count)
-    call.json = True
-    call.emit({"copies": copies})
+    call.output.json = True
+    call.output.emit({"copies": copies})
 
 
 @verb("remove")
@@ -124,8 +124,8 @@ def remove(call: CliCall, name: str, discard: bool) -> None:
     call.hub.drop(name, discard=discard)
     live_machines.remove_record(resident.store, name)
     head = call.hub.refs.get(name)
-    call.json = True
-    call.emit({"name": name, "oid": to_hex(head.oid) if head else None})
+    call.output.json = True
+    call.output.emit({"name": name, "oid": to_hex(head.oid) if head else None})
 
 
 for _verb in (open_, close, expose, fork, remove):

@@ -60,7 +60,7 @@ def mcp(
     with McpContext(session=session, agent=agent, store=store) as desk:
         if port is None:
             if sys.stdin.isatty():
-                call.note("a client of MCP speaks to this on standard input; Ctrl-C ends it")
+                call.output.note("a client of MCP speaks to this on standard input; Ctrl-C ends it")
             transports.serve_stdio(desk, allow_destructive=allow_destructive)
         else:
             transports.serve_http(

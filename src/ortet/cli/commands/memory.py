@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortet.cli import output as render
 from ortet.cli.call import CliCall, group, verb
 from ortet.cli.session_args import (
     find_session,
@@ -17,6 +16,7 @@ from ortet.cli.session_args import (
     read_session,
     session_argument_or_option,
 )
+from ortet.cli.terminal import output as render
 from ortet.errors import NotFound
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ def memory_export(call: CliCall, session: str | None, *, output: str | None) -> 
     text = markdown(view)
     if output is None:
         lines = (render.safe(line, keep="\t") for line in text.splitlines())
-        call.emit({"session": view.id, "markdown": text}, lines)
+        call.output.emit({"session": view.id, "markdown": text}, lines)
         return
     Path(output).write_text(text, encoding="utf-8")
     path = str(Path(output).absolute())
-    call.emit({"session": view.id, "path": path}, [f"{view.name} -> {render.safe(output)}"])
+    call.output.emit({"session": view.id, "path": path}, [f"{view.name} -> {render.safe(output)}"])
 
 
 @verb("diff")
@@ -76,7 +76,7 @@ def memory_diff(call: CliCall, old: str, new: str) -> None:
     """
     found = call.hub.memory_diff(_commit(call, old), _commit(call, new))
     data = {**render.fields(found), "same": found.same}
-    call.emit(data, list(_changes(call, found)) or ["no difference"])
+    call.output.emit(data, list(_changes(call, found)) or ["no difference"])
 
 
 def _commit(call: CliCall, word: str) -> str:
@@ -107,8 +107,8 @@ def _changes(call: CliCall, found: MemoryDiff) -> Iterator[str]:
             for one in found.episodes
         ),
     ]
-    for (mark, *_), line in zip(rows, call.table(rows), strict=True):
-        yield call.paint(line, fg="green" if mark.startswith("+") else "red")
+    for (mark, *_), line in zip(rows, call.output.table(rows), strict=True):
+        yield call.output.paint(line, fg="green" if mark.startswith("+") else "red")
 
 
 def _kind(fact: Fact) -> str:
@@ -135,13 +135,13 @@ def memory_consolidate(call: CliCall, agent: str, *, dry_run: bool) -> None:
       ortet memory consolidate --dry-run
       ortet memory consolidate reviewer
     """
-    with call.progress("consolidate"):
+    with call.output.progress("consolidate"):
         found = call.hub.consolidate(agent, dry_run=dry_run)
     rows = [("+", id_suffix(one.id), render.single_line(one.text)) for one in found.facts]
     rows += [("=", id_suffix(id_), render.single_line(text)) for text, id_ in found.linked]
     total = f"{render.plural(found.episodes, 'episode')}, {render.plural(len(rows), 'fact')}"
     end = f"{total}: nothing is changed" if dry_run else total
-    call.emit(render.fields(found), [*call.table(rows), end])
+    call.output.emit(render.fields(found), [*call.output.table(rows), end])
 
 
 @verb("contradictions")
@@ -165,7 +165,9 @@ def memory_contradictions(call: CliCall, session: str | None) -> None:
         for one in found
         for fact in (one.ours, one.theirs)
     ]
-    call.emit([render.fields(one) for one in found], call.table(rows) or ["no contradiction"])
+    call.output.emit(
+        [render.fields(one) for one in found], call.output.table(rows) or ["no contradiction"]
+    )
 
 
 @verb("refresh")
@@ -185,7 +187,7 @@ def memory_refresh(call: CliCall, session: str | None) -> None:
     after = {fact.id for fact in opened.facts()}
     data = {"session": opened.id, "learned": sorted(after - before)}
     data["given_up"] = sorted(before - after)
-    call.emit(data, [f"{len(after - before)} learned, {len(before - after)} given up"])
+    call.output.emit(data, [f"{len(after - before)} learned, {len(before - after)} given up"])
 
 
 for _command in (

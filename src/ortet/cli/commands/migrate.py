@@ -41,7 +41,7 @@ def migrate(call: CliCall) -> None:
     line = f"the catalog has format {found.after}: nothing to do"
     if found.before != found.after:
         line = f"the catalog had format {found.before} and has {found.after} now"
-    call.emit(found, [line])
+    call.output.emit(found, [line])
 
 
 def _format_reader(call: CliCall) -> Callable[[], int]:

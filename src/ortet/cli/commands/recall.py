@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, as_text, verb
 from ortet.cli.session_args import (
     agent_option,
@@ -19,6 +18,7 @@ from ortet.cli.session_args import (
     session_option,
     text_or_stdin,
 )
+from ortet.cli.terminal import output
 from ortet.cli.times import parse_time
 from ortet.errors import Invalid
 
@@ -74,12 +74,12 @@ def recall(call: CliCall, query: str, *, k: int, explain: bool, **given: Any) ->
     else:
         found = call.hub.recall(text, k, agent=given["agent"], **asked)
     hits = [output.fields(hit) for hit in found]
-    lines = call.table(map(_hit_cells, found))
+    lines = call.output.table(map(_hit_cells, found))
     if explain:
         lines = [line for pair in zip(lines, map(_score_line, found), strict=True) for line in pair]
-    call.emit({"hits": hits, "dense": found.dense}, lines or ["nothing is remembered of it"])
+    call.output.emit({"hits": hits, "dense": found.dense}, lines or ["nothing is remembered of it"])
     if found.dense not in ("", "all"):
-        call.note(_dense_note(found.dense))
+        call.output.note(_dense_note(found.dense))
 
 
 def _dense_note(dense: str) -> str:
@@ -146,9 +146,9 @@ def context(
     found = read_session(call, session).context(text, tokens)
     if chat or parts:
         given = found.chat() if chat else found.parts()
-        call.emit(given, [output.to_json(given)])
+        call.output.emit(given, [output.to_json(given)])
         return
-    call.emit(output.fields(found), _message_lines(found))
+    call.output.emit(output.fields(found), _message_lines(found))
 
 
 def _message_lines(messages: ModelContext) -> Iterator[str]:

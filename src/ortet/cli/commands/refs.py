@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, verb
+from ortet.cli.terminal import output
 from ortet.errors import Conflict, Invalid
 from ortet.history.refs import ref_text
 
@@ -46,14 +46,14 @@ def branch(
         from ortet.hub import branches
 
         oid = branches.delete(call.hub.session_manager, delete).hex()
-        call.emit(
+        call.output.emit(
             {"deleted": delete, "oid": oid}, [f"deleted {delete}, was {output.short_id(oid)}"]
         )
     elif rename is not None:
         from ortet.hub import branches
 
         oid = branches.rename(call.hub.session_manager, *rename).hex()
-        call.emit({"name": rename[1], "was": rename[0], "oid": oid}, [f"now {rename[1]}"])
+        call.output.emit({"name": rename[1], "was": rename[0], "oid": oid}, [f"now {rename[1]}"])
     else:
         _list_branches(call)
 
@@ -82,13 +82,13 @@ def tag(
         _create(call, name, ref, "tag", workspace)
     elif delete is not None:
         oid = call.hub.refs.delete(delete, kind="tag", actor=call.hub.store.author).hex()
-        call.emit(
+        call.output.emit(
             {"deleted": delete, "oid": oid}, [f"deleted {delete}, was {output.short_id(oid)}"]
         )
     else:
-        call.paged = True
+        call.output.paged = True
         found = [_head(call, head) for head in call.hub.refs.tags()]
-        call.emit(found, output.table(map(_cells, found)))
+        call.output.emit(found, output.table(map(_cells, found)))
 
 
 @verb()
@@ -132,7 +132,7 @@ def reflog(call: CliCall, name: str | None, limit: int | None) -> None:
         )
         for number, op in enumerate(ops[:limit])
     ]
-    call.emit(data, output.table(rows))
+    call.output.emit(data, output.table(rows))
 
 
 def _check_single_action(*actions: object) -> None:
@@ -157,11 +157,11 @@ def _create(
         )
         raise Conflict(error.kind, what, **error.details) from error
     text = oid.hex()
-    call.emit({"name": name, "oid": text}, [f"{name} is {output.short_id(text)}"])
+    call.output.emit({"name": name, "oid": text}, [f"{name} is {output.short_id(text)}"])
 
 
 def _list_branches(call: CliCall) -> None:
-    call.paged = True
+    call.output.paged = True
     here = call.branch()
     heads = {head.name: head for head in call.hub.refs.branches()}
     rows = {row.name: row for row in call.hub.workspaces.table.all()}
@@ -183,7 +183,7 @@ def _list_branches(call: CliCall) -> None:
         place = f"{row.engine} {output.safe(str(row.directory))}" if row else ""
         mark = "*" if name == here else " "
         lines.append((f"{mark} {name}", *_cells(found)[1:3], place, _cells(found)[3]))
-    call.emit(data, output.table(lines))
+    call.output.emit(data, output.table(lines))
 
 
 def _cells(ref: dict[str, Any]) -> tuple[str, str, str, str]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, as_text, verb
 from ortet.cli.session_args import event_data, find_session, parse_value, read_session, row_data
+from ortet.cli.terminal import output
 from ortet.errors import Diverged, Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def replay(call: CliCall, session: str, command: tuple[str, ...]) -> None:
     from ortet.integrations._shared.actions import steps_of
 
     steps = [output.fields(one) for one in steps_of(call.hub.get(row.id).events())]
-    call.emit(steps, (_step_line(step) for step in steps))
+    call.output.emit(steps, (_step_line(step) for step in steps))
 
 
 def _step_line(step: dict[str, Any]) -> str:
@@ -82,7 +82,7 @@ def _run(call: CliCall, row: SessionRow, command: tuple[str, ...]) -> None:
             REPLAY_VARIABLE: row.id,
             REPLAY_REPORT_VARIABLE: str(report),
         }
-        silent = call.json or call.quiet
+        silent = call.output.json or call.output.quiet
         try:
             done = subprocess.run(
                 command,
@@ -106,11 +106,13 @@ def _run(call: CliCall, row: SessionRow, command: tuple[str, ...]) -> None:
     data = {"session": row.id, "same": True, "upto": played.upto, "exit_code": done.returncode}
     line = f"{row.name}: all {played.upto} events re-enacted, nothing done"
     if played.waits is None:
-        call.emit(data, [line])
-        call.exit_code = done.returncode
+        call.output.emit(data, [line])
+        call.output.exit_code = done.returncode
     else:  # the recorded run waited for an approval: ignore the exit code
         what, id_ = played.waits["what"], played.waits["id"]
-        call.emit({**data, "waits": played.waits}, [f"{line}: {what} waits for approval {id_}"])
+        call.output.emit(
+            {**data, "waits": played.waits}, [f"{line}: {what} waits for approval {id_}"]
+        )
 
 
 def _diverged_error(row: SessionRow, report: ReplayReport, exit_code: int) -> Diverged:
@@ -187,7 +189,7 @@ def whatif(
     fork = call.hub.whatif(row.id, at, machine=not no_files, **change)
     fork.pause()
     made = call.hub.get(fork.id).row
-    call.emit(
+    call.output.emit(
         {**row_data(made), "from": row.id, "at": at},
         [
             f"session {made.name}: {row.name} up to event {at}, which is changed",
@@ -228,7 +230,7 @@ def diff_runs(call: CliCall, left: str, right: str, *, around: int) -> None:
         ],
     }
     text = side_by_side(found, width=_columns(), context_lines=around)
-    call.emit(data, map(output.safe, text.splitlines()))
+    call.output.emit(data, map(output.safe, text.splitlines()))
 
 
 def _columns() -> int:

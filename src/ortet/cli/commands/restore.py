@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, verb, workspace_option
+from ortet.cli.terminal import output
 from ortet.errors import Invalid
 from ortet.ids import from_hex
 
@@ -57,7 +57,7 @@ def restore(
     workspace = call.workspace(name)
     parts, target = _parts(only), workspace.resolve(ref)
     began = time.perf_counter()
-    with call.progress("restore"):
+    with call.output.progress("restore"):
         inside = [call.workspace_relative(path, name) for path in paths] or None
         report = workspace.restore(ref, only=parts, paths=inside, restart=restart)
     _print_restored(call, workspace, "restored", report, began, target)
@@ -67,13 +67,13 @@ def _restore_to_directory(call: CliCall, ref: str, to: str, name: str | None) ->
     oid = call.resolve(ref, name).hex()
     call.warn_uncommitted(ref)
     began = time.perf_counter()
-    with call.progress("restore") as progress:
+    with call.output.progress("restore") as progress:
         report = call.hub.restore(oid, to, progress=progress)
     data = {"oid": oid, "path": os.path.abspath(to), **output.fields(report)}
     took = output.format_duration(time.perf_counter() - began)
     line = f"{output.short_id(oid)} in {output.safe(to)}: {output.report_text(report)}  ({took})"
-    call.emit(data, [line])
-    call.print_losses(report.losses)
+    call.output.emit(data, [line])
+    call.output.print_losses(report.losses)
 
 
 def _parts(only: str | None) -> list[str] | None:
@@ -101,7 +101,7 @@ def _print_restored(  # noqa: PLR0917 - in the order one says it
         "deeds": [output.fields(deed) for deed in deeds],
         "secrets": [output.fields(one) for one in secrets],
     }
-    tag = call.paint(f"[{workspace.name} {output.short_id(oid)}]", fg="yellow")
+    tag = call.output.paint(f"[{workspace.name} {output.short_id(oid)}]", fg="yellow")
     took = output.format_duration(time.perf_counter() - started)
     lines = [f"{tag} {verb_}: {output.report_text(report)}  ({took})"]
     if deeds:
@@ -109,8 +109,8 @@ def _print_restored(  # noqa: PLR0917 - in the order one says it
         stay = "stays" if len(deeds) == 1 else "stay"
         lines.append(f"{output.plural(len(deeds), 'deed')} done since {stay} done: {names}")
     lines += [output.safe(str(one)) for one in secrets]
-    call.emit(data, lines)
-    call.print_losses(report.losses)
+    call.output.emit(data, lines)
+    call.output.print_losses(report.losses)
 
 
 @verb()
@@ -130,7 +130,7 @@ def rewind(call: CliCall, count: int, name: str | None) -> None:
         raise Invalid("bad_count", f"cannot rewind {count} commits: give a number from 1")
     workspace = call.workspace(name)
     began = time.perf_counter()
-    with call.progress("rewind"):
+    with call.output.progress("rewind"):
         report = workspace.rewind(count)
     head = workspace.head
     assert head is not None  # a rewind always ends at a commit

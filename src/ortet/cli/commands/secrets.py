@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, group, verb
 from ortet.cli.commands.external_state import read_secret
+from ortet.cli.terminal import output
 from ortet.vault.vault import format_expiry, is_expired
 
 
@@ -42,7 +42,7 @@ def secret_set(call: CliCall, name: str, more: tuple[str, ...], *, expires: str 
     vault.put(name, value, expires=expires)
     until = vault.expires(name)
     line = f"kept {name}, until {format_expiry(until)}" if until else f"kept {name}"
-    call.emit({"name": name, "expires": until or None}, [line])
+    call.output.emit({"name": name, "expires": until or None}, [line])
 
 
 @verb("ls")
@@ -56,14 +56,14 @@ def secret_ls(call: CliCall, *, long: bool) -> None:
     """
     vault, now = call.hub.vault, call.hub.clock.now_ns()
     if not long:
-        call.emit(vault.names(), vault.names())
+        call.output.emit(vault.names(), vault.names())
         return
     found = [
         {"name": name, "expires": ends or None, "expired": is_expired(ends, now)}
         for name in vault.names()
         for ends in [vault.expires(name)]
     ]
-    call.emit(found, output.table(map(_row, found)))
+    call.output.emit(found, output.table(map(_row, found)))
 
 
 def _row(one: dict[str, Any]) -> tuple[str, str]:
@@ -84,7 +84,7 @@ def secret_rm(call: CliCall, name: str) -> None:
       ortet secret rm DEPLOY_TOKEN
     """
     call.hub.vault.forget(name)
-    call.emit({"removed": name}, [f"removed {name}"])
+    call.output.emit({"removed": name}, [f"removed {name}"])
 
 
 for _command in (secret_set, secret_ls, secret_rm):

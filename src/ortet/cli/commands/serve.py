@@ -88,7 +88,7 @@ def serve(
         at = f"http://{name}:{bound.getsockname()[1]}"
 
         def started() -> None:
-            call.emit({"url": at}, [f"ortet serves {_display_url(hub)} at {at}"])
+            call.output.emit({"url": at}, [f"ortet serves {_display_url(hub)} at {at}"])
             sys.stdout.flush()  # the process that started us waits for this line
 
         server.serve(app, bound, started, settings=chosen, trusted_proxies=behind)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, as_text, group, verb
 from ortet.cli.session_args import (
     confirm,
@@ -21,6 +20,7 @@ from ortet.cli.session_args import (
     unsettled_effects,
     yes_option,
 )
+from ortet.cli.terminal import output
 from ortet.errors import Invalid
 
 if TYPE_CHECKING:
@@ -90,10 +90,10 @@ def new(
     empty = opened.head is None and not opened.messages()
     opened.pause()
     row = next(row for row in hub.sessions() if row.id == opened.id)
-    call.emit(row_data(row), [f"session {row.name}, {row.id}"])
+    call.output.emit(row_data(row), [f"session {row.name}, {row.id}"])
     if empty and row.branch != name and _is_foreign_branch(hub, name):
         which = repr(name) if agent == "default" else f"{name!r}, agent={agent!r}"
-        call.note(
+        call.output.note(
             f"branch {name} came from another store with the mind of its session; this one is new "
             "and empty. To go on with that mind, in Python: with ortet.open() as hub, "
             f"hub.session({which}) as s: s.restore({name!r})"
@@ -128,7 +128,7 @@ def ls(call: CliCall, agent: str | None, status: str | None) -> None:
         for row in call.hub.sessions()
         if agent in (None, row.agent) and status in (None, row.status)
     ]
-    call.emit([row_data(row) for row in rows], output.table(map(_cells, rows)))
+    call.output.emit([row_data(row) for row in rows], output.table(map(_cells, rows)))
 
 
 def _cells(row: SessionRow) -> tuple[str, ...]:
@@ -194,7 +194,7 @@ def show(call: CliCall, session: str | None) -> None:
         *([f"hold    {output.title(held.why) or 'yes'}"] if held else []),
         f"commit  {output.short_id(head.oid) if head else 'none yet'}",
     ]
-    call.emit(data, lines)
+    call.output.emit(data, lines)
 
 
 def _amounts(found: dict[str, float]) -> str:
@@ -217,7 +217,7 @@ def rm(call: CliCall, name: str, *, yes: bool) -> None:
     row = find_session(call, name)
     confirm(call, yes, f"remove session {row.name} with its journal")
     call.hub.remove(row.id)
-    call.emit({"removed": row.id, "name": row.name}, [f"removed {row.name}"])
+    call.output.emit({"removed": row.id, "name": row.name}, [f"removed {row.name}"])
 
 
 for _command in (new, ls, show, rm):
@@ -242,7 +242,7 @@ def say(call: CliCall, text: str | None, *, role: str, session: str | None) -> N
     message = text_or_stdin(text)
     opened = open_session(call, session)
     event = opened.say(role, message)
-    call.emit({"seq": event.seq, "hash": event.hash.hex(), "session": opened.id})
+    call.output.emit({"seq": event.seq, "hash": event.hash.hex(), "session": opened.id})
 
 
 @verb()
@@ -269,7 +269,7 @@ def plan(call: CliCall, steps: tuple[str, ...], *, advance: bool, session: str |
     else:
         view = read_session(call, session)
         found = view.steps, view.step
-    call.emit({"plan": found[0], "step": found[1]}, _plan_lines(*found))
+    call.output.emit({"plan": found[0], "step": found[1]}, _plan_lines(*found))
 
 
 def _plan_lines(steps: list[str], step: int) -> list[str]:
@@ -296,4 +296,4 @@ def decide(
     opened = open_session(call, session)
     roads = [as_text(road) for road in instead_of]
     id_ = opened.decide(as_text(text), why=as_text(why), instead_of=roads)
-    call.emit({"id": id_}, [f"decided: {output.title(text)}"])
+    call.output.emit({"id": id_}, [f"decided: {output.title(text)}"])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, verb
+from ortet.cli.terminal import output
 
 if TYPE_CHECKING:
     from ortet.cli.slow_calls import SlowCall
@@ -80,9 +80,9 @@ def stats(call: CliCall, quick: bool) -> None:
       ortet stats
       ortet stats --quick --json
     """
-    with call.progress("looking"):
+    with call.output.progress("looking"):
         found = collect_stats(call.hub, quick=quick)
-    call.emit(found, _lines(call, found))
+    call.output.emit(found, _lines(call, found))
 
 
 def collect_stats(hub: Hub, *, quick: bool) -> StoreUsage:

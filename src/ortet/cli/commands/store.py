@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
-from ortet.cli import output as render
 from ortet.cli.call import CliCall, verb
+from ortet.cli.terminal import output as render
 from ortet.errors import Corrupt, Invalid
 
 MAX_PROBLEMS_SHOWN = 20
@@ -31,16 +31,16 @@ def verify(call: CliCall) -> None:
       ortet verify
     """
     try:
-        with call.progress("verify") as progress:
+        with call.output.progress("verify") as progress:
             report = call.hub.verify(progress=progress)
     except Corrupt as error:  # with --json, the printed error contains the report
         problems = error.details.get("report", {}).get("problems", [])
-        if not call.json:
-            call.emit(None, _problem_lines(problems))
+        if not call.output.json:
+            call.output.emit(None, _problem_lines(problems))
         raise
     data = {"ok": True, **render.fields(report)}
     what = f"{_objects(report.objects)}, {render.plural(report.commits, 'commit')}"
-    call.emit(data, [f"sound: {what}, {render.format_size(report.bytes)}"])
+    call.output.emit(data, [f"sound: {what}, {render.format_size(report.bytes)}"])
 
 
 def _problem_lines(problems: Sequence[Mapping[str, str]]) -> Iterator[str]:
@@ -69,13 +69,13 @@ def sweep(call: CliCall, dry_run: bool, expire: str | None) -> None:
       ortet sweep --expire 30d
     """
     age = None if expire is None else _parse_age_ns(expire)
-    with call.progress("sweep") as progress:
+    with call.output.progress("sweep") as progress:
         report = call.hub.sweep(dry_run=dry_run, expire_ns=age, progress=progress)
         layers = 0 if dry_run else call.hub.maintenance.tidy()[1]
     data = {**render.fields(report), "bytes_freed": report.bytes_freed, "layers_removed": layers}
     verb_ = "would free" if dry_run else "freed"
     line = f"{verb_} {render.format_size(report.bytes_freed)}: {_objects(report.removed)} of nobody"
-    call.emit(data, [f"{line}, {report.kept} kept"])
+    call.output.emit(data, [f"{line}, {report.kept} kept"])
 
 
 @verb()
@@ -120,9 +120,9 @@ def export(
         raise click.UsageError(f"FILE is missing: give the file to write after {file!r}")
     names = _portable_refs(call, refs)
     call.warn_uncommitted(*refs)
-    with call.progress("export") as progress:
+    with call.output.progress("export") as progress:
         report = call.hub.export(names, file, progress=progress)
-    call.emit(
+    call.output.emit(
         report,
         [f"{render.safe(file)}: {_objects(report.objects)}, {render.format_size(report.size)}"],
     )
@@ -170,10 +170,10 @@ def import_(
     if everything or name is not None or dry_run:
         raise click.UsageError("--all, --name and --dry-run go with --from")
     hub = call.open_hub(create=True)
-    with call.progress("import") as progress:
+    with call.output.progress("import") as progress:
         found = hub.import_(file, progress=progress)
     lines = [f"{name} is {render.short_id(oid)}" for name, oid in found.items()]
-    call.emit({"branches": found}, lines)
+    call.output.emit({"branches": found}, lines)
 
 
 def _portable_refs(call: CliCall, refs: Sequence[str]) -> list[str]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, group, verb
 from ortet.cli.session_args import (
     find_session,
@@ -16,6 +15,7 @@ from ortet.cli.session_args import (
     read_session,
     session_option,
 )
+from ortet.cli.terminal import output
 from ortet.errors import Conflict, Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def run(
       ortet swarm run --name fix -n 8 -- 'python solve.py --seed $ORTET_ATTEMPT'
       ortet swarm run --name fix
     """
-    from ortet.cli.swarmtable import SwarmTable, attempt_lines
+    from ortet.cli.terminal.swarm_table import SwarmTable, attempt_lines
 
     if not command and name is None:
         raise Invalid("bad_usage", "give a command behind --, or the --name of a swarm to go on")
@@ -120,13 +120,13 @@ def run(
             losers="keep" if keep_losers else "drop",
             at=at,
         )
-    live = call.can_draw
+    live = call.output.can_draw
     table = SwarmTable(sys.stderr, lambda one: _print_attempt(call, one, live=live), live=live)
     try:
         result = _find_or_begin_session(call, session).swarm(name=name, progress=table, **options)
     finally:
         table.close()
-    call.emit(
+    call.output.emit(
         _data(result), [*(attempt_lines(result) if live else []), *_result_lines(result, keep)]
     )
     if not result.kept and keep != "0" and command:
@@ -147,7 +147,7 @@ def ls(call: CliCall, session: str | None) -> None:
     """
     found = call.hub.swarms.all(read_session(call, session))
     rows = [(one.name, one.state, str(len(one.attempts)), _result_text(one)) for one in found]
-    call.emit([_data(one) for one in found], call.table(rows))
+    call.output.emit([_data(one) for one in found], call.output.table(rows))
 
 
 @verb()
@@ -163,7 +163,7 @@ def show(call: CliCall, name: str | None, session: str | None) -> None:
       ortet swarm show
       ortet swarm show swarm-1
     """
-    from ortet.cli.swarmtable import attempt_lines
+    from ortet.cli.terminal.swarm_table import attempt_lines
 
     if name is None:
         known = call.hub.swarms.all(read_session(call, session))
@@ -171,7 +171,7 @@ def show(call: CliCall, name: str | None, session: str | None) -> None:
             raise NotFound("no_swarm", "there is no swarm here: `ortet swarm run` begins one")
         name = known[-1].name
     found = call.hub.swarms.get(read_session(call, session), name)
-    call.emit(_data(found), attempt_lines(found))
+    call.output.emit(_data(found), attempt_lines(found))
 
 
 def _find_or_begin_session(call: CliCall, word: str | None) -> Session:
@@ -187,13 +187,13 @@ def _find_or_begin_session(call: CliCall, word: str | None) -> Session:
 
 
 def _print_attempt(call: CliCall, attempt: Attempt, *, live: bool) -> None:
-    from ortet.cli.swarmtable import attempt_line
+    from ortet.cli.terminal.swarm_table import attempt_line
 
-    if call.json:
+    if call.output.json:
         sys.stdout.write(output.to_json(output.fields(attempt)) + "\n")
         sys.stdout.flush()
     elif not live:
-        call.emit(None, [attempt_line(attempt)])
+        call.output.emit(None, [attempt_line(attempt)])
 
 
 def _data(result: SwarmResult) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, verb
+from ortet.cli.terminal import output
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.hub.transfer import TransferReport
 
@@ -40,10 +40,10 @@ def clone(call: CliCall, url: str, directory: str | None) -> None:
         raise Conflict("exists", f"{place} is there and is no store: choose another directory")
     other = _source(call, url)
     hub = call.open_hub(str(place), create=True)
-    with call.progress("clone") as progress:
+    with call.output.progress("clone") as progress:
         found = hub.pull(other, progress=progress)
     lines = [*_lines(found), *([] if directory else [f"the store is {place}"])]
-    call.emit({"store": str(place), **output.fields(found)}, lines)
+    call.output.emit({"store": str(place), **output.fields(found)}, lines)
 
 
 @verb()
@@ -63,9 +63,9 @@ def pull(call: CliCall, url: str, refs: tuple[str, ...]) -> None:
     """
     other = _source(call, url)
     hub = call.open_hub(create=True)
-    with call.progress("pull") as progress:
+    with call.output.progress("pull") as progress:
         found = hub.pull(other, refs, progress=progress)
-    call.emit(found, _lines(found))
+    call.output.emit(found, _lines(found))
 
 
 @verb()
@@ -84,9 +84,9 @@ def push(call: CliCall, url: str, refs: tuple[str, ...]) -> None:
       ortet push work.bundle
     """
     other = _bundle_path(call, url) or _target(call, url)
-    with call.progress("push") as progress:
+    with call.output.progress("push") as progress:
         found = call.hub.push(other, refs, progress=progress)
-    call.emit(found, _lines(found))
+    call.output.emit(found, _lines(found))
 
 
 def _directory_name(here: Path, url: str) -> str:

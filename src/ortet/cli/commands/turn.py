@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortet.cli import output as render
 from ortet.cli.call import CliCall, verb
 from ortet.cli.session_args import (
     read_session,
@@ -16,6 +15,7 @@ from ortet.cli.session_args import (
     session_argument,
     text_or_stdin,
 )
+from ortet.cli.terminal import output as render
 from ortet.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def turn(
     answer = None if reply is None else lambda session: _run_reply_command(session, reply, tokens)
     talk = hub.turn(name, message, role=role, agent=agent, reply=answer)
     lines = render.safe(talk[-1].content, keep="\n").splitlines() if reply is not None else []
-    call.emit([render.fields(one) for one in talk], lines)
+    call.output.emit([render.fields(one) for one in talk], lines)
 
 
 def _run_reply_command(session: Session, command: str, tokens: int) -> str:
@@ -102,13 +102,13 @@ def carry(call: CliCall, session: str | None, *, output: str | None, source: str
         opened = call.hub.from_carry(read_text(source).strip())
         opened.pause()
         row = call.hub.get(opened.id).row
-        call.emit(row_data(row), [f"{row.name} can go on"])
+        call.output.emit(row_data(row), [f"{row.name} can go on"])
         return
     view = read_session(call, session)
     text = view.carry()
     if output is None:
-        call.emit({"session": view.id, "carry": text}, [text])
+        call.output.emit({"session": view.id, "carry": text}, [text])
         return
     Path(output).write_text(text + "\n", encoding="utf-8")
     path = str(Path(output).absolute())
-    call.emit({"session": view.id, "path": path}, [f"{view.name} -> {render.safe(output)}"])
+    call.output.emit({"session": view.id, "path": path}, [f"{view.name} -> {render.safe(output)}"])

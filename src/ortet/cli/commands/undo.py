@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, verb, workspace_option
 from ortet.cli.session_args import session_option
+from ortet.cli.terminal import output
 from ortet.errors import Invalid
 from ortet.ids import OID_BYTES
 from ortet.workspaces.undo import UNCOMMITTED_MESSAGE
@@ -98,11 +98,11 @@ def _undo_or_redo(
     else:
         place = _open_target(call, session, name)
         where, began = place.name, time.perf_counter()
-        with call.progress(direction):
+        with call.output.progress(direction):
             found = getattr(place, direction)(count, dry_run=dry_run)
         took = time.perf_counter() - began
     data = {"name": where, "dry_run": dry_run, **_data(found)}
-    head = call.paint(f"[{where} {output.short_id(found.restored.to)}]", fg="yellow")
+    head = call.output.paint(f"[{where} {output.short_id(found.restored.to)}]", fg="yellow")
     said = "; ".join(map(_step_text, found.steps))
     if dry_run:
         first = f"{head} would {direction} {said}: {_change_counts(found)}"
@@ -110,8 +110,8 @@ def _undo_or_redo(
         report = output.report_text(found.restored.files)
         did = "undid" if direction == "undo" else "did again"
         first = f"{head} {did} {said}: {report}  ({output.format_duration(took)})"
-    call.emit(data, [first, *_lines(call, direction, found, dry_run=dry_run)])
-    call.print_losses(found.restored.files.losses)
+    call.output.emit(data, [first, *_lines(call, direction, found, dry_run=dry_run)])
+    call.output.print_losses(found.restored.files.losses)
 
 
 def _open_target(call: CliCall, session: str | None, name: str | None) -> Workspace | Session:
@@ -169,7 +169,7 @@ def _step_text(step: UndoStep) -> str:
 
 
 def _lines(call: CliCall, direction: str, undone: UndoResult, *, dry_run: bool) -> Iterator[str]:
-    yield from output.change_lines(undone.changes[:_MAX_CHANGES_SHOWN], call.paint)
+    yield from output.change_lines(undone.changes[:_MAX_CHANGES_SHOWN], call.output.paint)
     if len(undone.changes) > _MAX_CHANGES_SHOWN:
         was, to = output.short_id(undone.was), output.short_id(undone.restored.to)
         yield (

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, as_text, verb, workspace_option
+from ortet.cli.terminal import output
 from ortet.cli.watcher import WatchedCommit, Watcher, WatchStop, WatchTiming
 from ortet.errors import Invalid, OrtetError
 
@@ -95,7 +95,7 @@ def watch(
             on_error=lambda error: _print_retry(call, error),
         )
         where = output.safe(str(workspace.row.directory))
-        call.note(f"watching {where}: a commit when nothing has changed for {settle:g} s")
+        call.output.note(f"watching {where}: a commit when nothing has changed for {settle:g} s")
         for made in watcher.commits():
             _print_commit(call, workspace, made)
             if once:
@@ -103,8 +103,8 @@ def watch(
 
 
 def _print_retry(call: CliCall, error: OrtetError) -> None:
-    call.print_error(error)
-    call.note("trying again until it works")
+    call.output.print_error(error)
+    call.output.note("trying again until it works")
     sys.stderr.flush()
 
 
@@ -118,10 +118,10 @@ def _print_commit(call: CliCall, workspace: Workspace, commit: WatchedCommit) ->
         "seconds": commit.seconds,
         "losses": commit.losses,
     }
-    tag = call.paint(f"[{workspace.name} {output.short_id(info.oid)}]", fg="yellow")
+    tag = call.output.paint(f"[{workspace.name} {output.short_id(info.oid)}]", fg="yellow")
     clock = time.strftime("%H:%M:%S")
     took = output.format_duration(commit.seconds)
     count = f"{len(commit.changes)} changed"
-    call.emit(data, [f"{clock} {tag} {output.title(info.message)}  ({count}, {took})"])
-    call.print_losses(commit.losses)
+    call.output.emit(data, [f"{clock} {tag} {output.title(info.message)}  ({count}, {took})"])
+    call.output.print_losses(commit.losses)
     sys.stdout.flush()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortet.cli import output
 from ortet.cli.call import CliCall, as_text, verb, workspace_option
+from ortet.cli.terminal import output
 from ortet.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def init(call: CliCall, store: str | None, name: str | None) -> None:
             hub.drop(made.name)
         raise
     if pointer is not None and not ours:
-        call.note(f".ortet still names {output.safe(pointer.url)}: remove it to change that")
-    call.emit(answer, [f"workspace {answer['name']}, history in {output.safe(hub.url)}"])
+        call.output.note(f".ortet still names {output.safe(pointer.url)}: remove it to change that")
+    call.output.emit(answer, [f"workspace {answer['name']}, history in {output.safe(hub.url)}"])
 
 
 def _check_directory(url: str, directory: Path) -> None:
@@ -102,7 +102,7 @@ def status(call: CliCall, name: str | None) -> None:
       ortet status -w proj/1 --json
     """
     workspace = call.workspace(name, writes=False)
-    with call.progress("looking"):
+    with call.output.progress("looking"):
         found = workspace.status()
     data = {
         "name": found.name,
@@ -113,8 +113,8 @@ def status(call: CliCall, name: str | None) -> None:
         "losses": found.losses,
         "queued": output.fields(call.hub.objects.queued()),
     }
-    call.emit(data, _status_lines(call, workspace, found))
-    call.print_losses(found.losses)
+    call.output.emit(data, _status_lines(call, workspace, found))
+    call.output.print_losses(found.losses)
 
 
 def _status_lines(call: CliCall, workspace: Workspace, report: WorkspaceStatus) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _status_lines(call: CliCall, workspace: Workspace, report: WorkspaceStatus) 
     yield f"{report.name} ({report.engine}), {at}".rstrip()
     if report.clean:
         yield "nothing changed since" if head else "nothing to commit"
-    yield from output.change_lines(report.changes, call.paint)
+    yield from output.change_lines(report.changes, call.output.paint)
     if report.engine == "folder" and (live := _live_machine_of(call, workspace)):
         yield f"its machine {live} lives: `-w {live}` means that one"
     yield from output.queued_lines(call.hub.objects.queued())
@@ -172,11 +172,11 @@ def commit(
     workspace = call.workspace(name)
     before = workspace.head
     began = time.perf_counter()
-    with call.progress("commit"):
+    with call.output.progress("commit"):
         info = workspace.commit(as_text(message), allow_secrets=allow_secrets, durable=durable)
     took = time.perf_counter() - began
     created = before is None or before.oid != info.oid
-    changed = 0 if call.quiet or not created else _count(call, before, info)
+    changed = 0 if call.output.quiet or not created else _count(call, before, info)
     data = {
         **output.fields(info),
         "name": workspace.name,
@@ -186,13 +186,13 @@ def commit(
         "losses": workspace.losses,
     }
     what = f"{changed} changed" if created else "nothing changed"
-    if created and not call.quiet and (running := program_names(call, info.oid)):
+    if created and not call.output.quiet and (running := program_names(call, info.oid)):
         what += f", running: {', '.join(map(output.safe, running))}"
-    tag = call.paint(f"[{workspace.name} {output.short_id(info.oid)}]", fg="yellow")
-    call.emit(
+    tag = call.output.paint(f"[{workspace.name} {output.short_id(info.oid)}]", fg="yellow")
+    call.output.emit(
         data, [f"{tag} {output.title(info.message)}  ({what}, {output.format_duration(took)})"]
     )
-    call.print_losses(workspace.losses)
+    call.output.print_losses(workspace.losses)
 
 
 def program_names(call: CliCall, commit: str) -> list[str]:
@@ -248,7 +248,7 @@ def run(
       ortet run -- pytest -q
       ortet run -w proj/1 --timeout 60 "make && make test"
     """
-    screen = _OutputPrinter(silent=call.json)
+    screen = _OutputPrinter(silent=call.output.json)
     result = _runner(call, name, secret)(
         command[0] if len(command) == 1 else list(command),
         env=dict(map(_parse_variable, env)),
@@ -258,15 +258,15 @@ def run(
         output=screen.print_output,
         secrets=secret,
     )
-    if call.json:
-        call.emit(result)
+    if call.output.json:
+        call.output.emit(result)
     elif not screen.has_output:  # a program that could not be started has only a message
         sys.stderr.write(result.stderr)
     if result.timed_out:
-        call.note(f"killed after {timeout:g} s")
+        call.output.note(f"killed after {timeout:g} s")
     if result.oom:
-        call.note("the machine reached its memory limit, and a process was killed")
-    call.exit_code = result.exit_code
+        call.output.note("the machine reached its memory limit, and a process was killed")
+    call.output.exit_code = result.exit_code
 
 
 def _runner(call: CliCall, name: str | None, secrets: Sequence[str]) -> Callable[..., Result]:
@@ -276,7 +276,7 @@ def _runner(call: CliCall, name: str | None, secrets: Sequence[str]) -> Callable
     except Conflict as error:
         if error.kind != "machine_open":
             raise
-        from ortet.cli import machines
+        from ortet.cli.daemon import machines
 
         one = machines.list_live(call.hub.root).get(name or "")
         # The agent runs commands with secrets: it prevents commits meanwhile.

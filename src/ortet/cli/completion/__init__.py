@@ -9,7 +9,7 @@ Invariants:
 - A completion creates nothing and prints no error. A failure gives no candidates.
 - A test fails if `words.tsv` is not up to date.
 
-At a Tab only this package, `cli.entry` and the catalog reader of `backends.sqlite` are imported.
-Values that need a hub (facts, artifacts, effects, approvals) come from the host agent, or from a
-full start.
+At a Tab only this package, `cli.entry`, the client of the host agent (`cli.daemon.fast_path`) and
+the catalog reader of `backends.sqlite` are imported. Values that need a hub (facts, artifacts,
+effects, approvals) come from the host agent, or from a full start.
 """

@@ -15,13 +15,13 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from ortet.cli import entry
 from ortet.cli.completion.parser import (
     CompletionPosition,
     PartialCommandLine,
     VerbTable,
     split_words,
 )
+from ortet.cli.daemon import client, fast_path
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -117,7 +117,7 @@ def _complete_value(
 
 def _store(line: PartialCommandLine) -> tuple[str, str]:
     """Return the store's directory and the workspace of this directory, or ""."""
-    said = entry.read_nearest_pointer(line.directory)
+    said = fast_path.read_nearest_pointer(line.directory)
     at, named, workspace = said if said is not None else ("", "", "")
     url = os.environ.get("ORTET_URL", "").removeprefix("file://")
     if not url and named:
@@ -213,10 +213,8 @@ def _session_values(kind: str, line: PartialCommandLine) -> Candidates:
 def _run_by_agent(
     words: Sequence[str], line: PartialCommandLine, streams: tuple[int, int, int]
 ) -> bool:
-    from ortet.cli.daemon import client
-
     store, workspace = _store(line)
-    if entry.is_agent_off():
+    if fast_path.is_agent_off():
         return False
     try:
         client.run_command(store, workspace or "completion", words, streams=streams)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortet.cli.call import CliCall
 from ortet.cli.daemon.live_machines import record_machines
 from ortet.errors import OrtetError
 
@@ -69,7 +68,36 @@ class DaemonCache:
             self._set_caller(self._hub, os.environ)
         return self._hub
 
-    def is_open_at(self, url: str) -> bool:
+    def open(self, url: str | None, *, cwd: Path, create: bool) -> AbstractContextManager[Hub]:
+        """Return the open hub if the URL names its store. Otherwise open another hub.
+
+        The context manager closes only another hub.
+        """
+        from ortet.config.environment import open_hub, store_path, store_url
+        from ortet.config.store_url import is_networked
+
+        asked = store_url(url, cwd=cwd)
+        if is_networked(asked):
+            return self._open_remote(asked, cwd=cwd, create=create)
+        if os.path.realpath(store_path(asked)) != os.path.realpath(self.store):
+            return open_hub(url, cwd=cwd, create=create, one_shot=True)
+        return nullcontext(self.hub(str(self.store), create=create))
+
+    def _open_remote(self, url: str, *, cwd: Path, create: bool) -> AbstractContextManager[Hub]:
+        """Return the open hub if this URL is its store.
+
+        Only an opened hub shows which store a URL means, by its directory on this host.
+        """
+        from ortet.config.environment import open_hub
+
+        if not self._is_open_at(url):
+            hub = open_hub(url, cwd=cwd, create=create, one_shot=True)
+            if os.path.realpath(hub.root) != os.path.realpath(self.store):
+                return hub
+            hub.close()
+        return nullcontext(self.hub(url, create=create))
+
+    def _is_open_at(self, url: str) -> bool:
         """Return True if the open hub is the remote store at this URL."""
         from ortet.config.store_url import is_networked, is_same_store
 
@@ -146,55 +174,6 @@ class DaemonCache:
     def _close_workspace(self, name: str) -> None:
         workspace, _ = self._workspaces.pop(name)
         workspace.close()
-
-
-class DaemonCall(CliCall):
-    """A call whose hub and workspaces stay open."""
-
-    daemon_cache: DaemonCache
-
-    def __init__(self, daemon_cache: DaemonCache) -> None:
-        super().__init__()
-        self.daemon_cache = daemon_cache
-
-    def open_hub(self, url: str | None = None, *, create: bool) -> Hub:
-        """Return the agent's open hub if the URL names its store. Otherwise open another hub."""
-        from ortet.config.environment import store_path, store_url
-        from ortet.config.store_url import is_networked
-
-        asked = store_url(url, cwd=self.cwd)
-        if is_networked(asked):
-            return self._open_remote_hub(asked, create=create)
-        if os.path.realpath(store_path(asked)) != os.path.realpath(self.daemon_cache.store):
-            return super().open_hub(url, create=create)
-        return self.daemon_cache.hub(str(self.daemon_cache.store), create=create)
-
-    def _open_remote_hub(self, url: str, *, create: bool) -> Hub:
-        """Return the agent's hub if this URL is its store.
-
-        Only an opened hub shows which store a URL means, by its directory on this host.
-        """
-        if self.daemon_cache.is_open_at(url):
-            return self.daemon_cache.hub(url, create=create)
-        hub = super().open_hub(url, create=create)
-        if os.path.realpath(hub.root) != os.path.realpath(self.daemon_cache.store):
-            return hub
-        return self.daemon_cache.hub(url, create=create)
-
-    def cached_workspace(self, row: WorkspaceRow) -> Workspace | None:
-        return (
-            self.daemon_cache.cached_workspace(row)
-            if self.hub.root == self.daemon_cache.store
-            else None
-        )
-
-    def workspace(self, name: str | None = None, *, writes: bool = True) -> Workspace:
-        found = super().workspace(name, writes=writes)
-        return (
-            self.daemon_cache.keep_workspace(found)
-            if self.hub.root == self.daemon_cache.store
-            else found
-        )
 
 
 def _machine_data(workspace: Workspace, since: float) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ortet.cli.daemon import client
-from ortet.cli.daemon.cache import DaemonCache, DaemonCall
+from ortet.cli.daemon.cache import DaemonCache
 from ortet.cli.daemon.client import REPLY_BEGUN, REPLY_ENDED, NoDaemon
 
 _REQUEST_TIMEOUT_SECONDS = 10.0
@@ -216,6 +216,7 @@ def _receive_request(conn: socket.socket) -> DaemonRequest:
 
 
 def _run_words(words: list[str], cache: DaemonCache) -> int:
+    from ortet.cli.call import CliCall
     from ortet.cli.main import run
 
-    return run(words, DaemonCall(cache))
+    return run(words, CliCall(daemon_cache=cache))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from ortet.cli import output
 from ortet.cli.session_args import event_line
+from ortet.cli.terminal import output
 from ortet.journal.kinds.registry import kind_of
 from ortet.mcp_server.context import McpContext
 from ortet.mcp_server.tool import ADDS, READS, SETS, ToolResult, cut_middle, join_lines, tool

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from ortet._util.structs import thread_safe_struct
-from ortet.cli import output
 from ortet.cli.session_args import match_id, unsettled_effects
+from ortet.cli.terminal import output
 from ortet.errors import Invalid, Refused
 from ortet.mcp_server.context import McpContext
 from ortet.mcp_server.tool import (
@@ -169,7 +169,7 @@ def effects(
 ) -> EffectsToolResult:
     """List what the session and its forks did to the world, restored away or not."""
     with desk.read_session() as view:
-        found = unsettled_effects(desk, view) if unsettled else view.effects()
+        found = unsettled_effects(desk.call, view) if unsettled else view.effects()
     return EffectsToolResult([effect_of(one) for one in found])
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ortet.cli import output
+from ortet.cli.terminal import output
 from ortet.mcp_server.context import McpContext
 from ortet.mcp_server.tool import (
     MAX_CHANGES,
@@ -61,7 +61,7 @@ def log(
 ) -> LogToolResult:
     """List commits, newest first: each is a state of mind and files that can be restored."""
     desk.require_store()
-    start = desk.resolve(ref, desk.head_branch())
+    start = desk.call.resolve(ref, desk.head_branch())
     found = list(desk.hub.history.log(start, limit=limit + 1))
     names = names_of(desk)
     commits = [commit_of(one, names.get(one.oid, [])) for one in found[:limit]]
@@ -109,8 +109,8 @@ def diff(
     """Show which files differ between a commit and the present files, or between two commits."""
     desk.require_store()
     branch = desk.head_branch()
-    old = desk.resolve(ref, branch).hex()
-    new = desk.resolve(other, branch).hex() if other is not None else ""
+    old = desk.call.resolve(ref, branch).hex()
+    new = desk.call.resolve(other, branch).hex() if other is not None else ""
     if new:
         found = changed_files(desk, old, new)
     else:

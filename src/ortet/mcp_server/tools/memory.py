@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from ortet._util.structs import thread_safe_struct
-from ortet.cli import output
 from ortet.cli.commands.facts import find_fact
+from ortet.cli.terminal import output
 from ortet.cli.times import parse_time
 from ortet.mcp_server.context import McpContext
 from ortet.mcp_server.tool import (
@@ -88,8 +88,8 @@ def learn(
                 about=about,
                 scope=scope,
                 confidence=confidence,
-                since=parse_time(desk, "since", since),
-                until=parse_time(desk, "until", until, ahead=True),
+                since=parse_time(desk.call, "since", since),
+                until=parse_time(desk.call, "until", until, ahead=True),
                 supersedes=_superseded_id(session, supersedes),
             )
         return RecordedToolResult(
@@ -150,8 +150,8 @@ def recall(
             k,
             tiers=tiers,
             scope=scope,
-            at=parse_time(desk, "at", at),
-            since=parse_time(desk, "since", since),
+            at=parse_time(desk.call, "at", at),
+            since=parse_time(desk.call, "since", since),
         )
     return RecallToolResult(
         [
@@ -184,8 +184,8 @@ def facts(
         found = view.facts(
             about=about,
             scope=scope,
-            at=parse_time(desk, "at", at),
-            on=parse_time(desk, "on", on),
+            at=parse_time(desk.call, "at", at),
+            on=parse_time(desk.call, "on", on),
             past=past,
         )
     return FactsToolResult([fact_of(one) for one in found])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from ortet.cli import output
+from ortet.cli.terminal import output
 from ortet.errors import NotFound
 from ortet.ids import Oid, from_hex
 from ortet.mcp_server.context import McpContext
@@ -110,7 +110,7 @@ def restore(
     back."""
     del confirm
     branch = _require_branch(desk)
-    target = desk.resolve(ref, branch)
+    target = desk.call.resolve(ref, branch)
 
     def go(session: Session) -> RestoreResult:
         return session.restore(target.hex(), only=only)
@@ -129,7 +129,7 @@ def rewind(
     """Go to the n-th commit back on this branch, mind and files together. Needs confirmation, as
     restore does."""
     del confirm
-    target = desk.resolve(f"HEAD~{n}", _require_branch(desk))
+    target = desk.call.resolve(f"HEAD~{n}", _require_branch(desk))
     return _restore_if_confirmed(
         desk, target, lambda session: session.restore(target.hex()), agreed, None
     )

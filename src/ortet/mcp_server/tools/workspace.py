@@ -8,8 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from ortet.cli import output
 from ortet.cli.session_args import unsettled_effects
+from ortet.cli.terminal import output
 from ortet.ids import from_hex
 from ortet.mcp_server.context import McpContext
 from ortet.mcp_server.tool import (
@@ -114,7 +114,7 @@ def status(desk: McpContext) -> StatusToolResult:
         goal=view.goal if view else "",
         plan=view.steps if view else [],
         step=view.step if view else 0,
-        unsettled=[one.id for one in unsettled_effects(desk, view)] if view else [],
+        unsettled=[one.id for one in unsettled_effects(desk.call, view)] if view else [],
         waiting=[one.id for one in view.approvals() if one.state == "asked"] if view else [],
     )
 

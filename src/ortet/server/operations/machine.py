@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ortet.cli import machines
+from ortet.cli.daemon import machines
 from ortet.errors import OrtetError
 from ortet.machines.base import Network, Result
 from ortet.machines.limits import MachineLimits

@@ -6,11 +6,11 @@ A reader that falls behind reads from the machine's own buffer and is told how m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from threading import Thread
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ortet.errors import OrtetError
 from ortet.machines.control.client import InitClient
@@ -19,14 +19,18 @@ from ortet.server.session_pool.pool import SessionPool
 from ortet.server.streaming.wakeups import StoreWakeups, WakeupListener
 from ortet.sessions.table import SessionRow
 
-if TYPE_CHECKING:
-    from ortet.server.streaming.streams import Streams
-
 BUFFER_BYTES = 256 << 10
 """Size of the buffer of each program."""
 READ_BYTES = 64 << 10
 _READ_WAIT_SECONDS = 2.0
 """Timeout of one read. A thread that is no longer needed ends after it."""
+
+
+class ReaderThreads(Protocol):
+    """Runs blocking reads for streams."""
+
+    async def in_thread(self, function: Callable[[], Any]) -> Any:
+        """Run `function` in a thread and return its result."""
 
 
 class FollowedProgram(NamedTuple):
@@ -43,14 +47,16 @@ class FollowedProgram(NamedTuple):
 class OutputFanout:
     """Reads the output of one program for all its readers."""
 
-    def __init__(self, streams: Streams, wakeups: StoreWakeups, program: FollowedProgram) -> None:
+    def __init__(
+        self, threads: ReaderThreads, wakeups: StoreWakeups, program: FollowedProgram
+    ) -> None:
         self.job = program.job
         self.topic = f"output:{self.job.pid}:{self.job.id}:{id(self)}"
         self.users = 0
         self.error: OrtetError | None = None
         self._client = program.client
         self._stream = program.stream
-        self._streams = streams
+        self._threads = threads
         self._wakeups = wakeups
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray()
@@ -83,7 +89,7 @@ class OutputFanout:
             return StreamChunk(data, at, 0, last, self._code if last else None)
         if cursor < start or not self._has_read:
             ask = partial(self.job.read, cursor, stream=self._stream, most=max_bytes)
-            piece: StreamChunk = await self._streams.in_thread(ask)
+            piece: StreamChunk = await self._threads.in_thread(ask)
             return piece
         return StreamChunk(b"", self._buffer_end, 0, self._eof, self._code)
 
@@ -133,13 +139,13 @@ class OutputFanout:
 class OutputFanouts:
     """The followed programs of a server. Used in the event loop."""
 
-    def __init__(self, streams: Streams) -> None:
-        self._streams = streams
+    def __init__(self, threads: ReaderThreads) -> None:
+        self._threads = threads
         self._fanouts: dict[tuple[str, int, int], OutputFanout] = {}
 
     async def find(self, pool: SessionPool, row: SessionRow, name: str) -> FollowedProgram:
         """Find a program by name in the running machine of a session, for `follow`."""
-        found: FollowedProgram = await self._streams.in_thread(partial(_find, pool, row, name))
+        found: FollowedProgram = await self._threads.in_thread(partial(_find, pool, row, name))
         return found
 
     @contextmanager
@@ -150,7 +156,7 @@ class OutputFanouts:
         key = session, program.client.pid, program.job.id
         tap = self._fanouts.get(key)
         if tap is None or tap.error is not None:
-            tap = self._fanouts[key] = OutputFanout(self._streams, wakeups, program)
+            tap = self._fanouts[key] = OutputFanout(self._threads, wakeups, program)
         else:
             program.client.close()
         tap.users += 1

@@ -10,22 +10,19 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import AbstractContextManager, suppress
+from typing import Annotated, Any, Protocol
 
 import anyio
 import msgspec
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ortet.errors import OrtetError
 from ortet.server import wire
 from ortet.server.errors import error_body
-from ortet.server.streaming.wakeups import WakeupListener
-
-if TYPE_CHECKING:
-    from ortet.server.streaming.streams import Streams
+from ortet.server.streaming.wakeups import StoreWakeups, WakeupListener
 
 HEARTBEAT_SECONDS = 15
 """Time without events after which a comment is sent, to show that the stream is alive."""
@@ -105,6 +102,21 @@ def make_event(data: Any, *, id: str = "", name: str = "", kind: str = "") -> St
     return StreamEvent(head.encode() + b"data: " + wire.to_json(data) + b"\n\n", kind)
 
 
+class StreamHost(Protocol):
+    """The part of a server that its event streams share."""
+
+    stopping: bool
+
+    def count_stream(self) -> AbstractContextManager[None]:
+        """Count a stream while it is open."""
+
+    def wakeups(self, request: HTTPConnection) -> StoreWakeups:
+        """Return the wake-ups of the caller's store."""
+
+    async def is_authorized(self, request: HTTPConnection) -> bool:
+        """Return True if the caller's token is still valid and unchanged."""
+
+
 class EventStream(Response):
     """A response that sends events until the client disconnects or the source ends."""
 
@@ -112,7 +124,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        streams: Streams,
+        host: StreamHost,
         request: Request,
         source: StreamSource,
         first_page: StreamPage,
@@ -120,7 +132,7 @@ class EventStream(Response):
     ) -> None:
         super().__init__(status_code=200, headers=_HEADERS)
         del self.headers["content-length"]
-        self._streams = streams
+        self._host = host
         self._request = request
         self._source = source
         self._page = first_page
@@ -137,7 +149,7 @@ class EventStream(Response):
 
             try:
                 group.start_soon(gone)
-                with self._streams.count_stream():
+                with self._host.count_stream():
                     await self._run(_SseConnection(send, self.raw_headers))
             finally:
                 self._source.close()
@@ -146,7 +158,7 @@ class EventStream(Response):
     async def _run(self, connection: _SseConnection) -> None:
         try:
             await connection.start()
-            with self._streams.wakeups(self._request).listen(*self._source.topics) as bell:
+            with self._host.wakeups(self._request).listen(*self._source.topics) as bell:
                 bell.wake(set())  # events may have arrived after the first page was read
                 why = await self._send_pages(connection, bell)
             await connection.end(make_event({"reason": why}, name="end").frame)
@@ -162,7 +174,7 @@ class EventStream(Response):
         checked = spoken = clock()
         while True:
             if page is not self._page and page.told:  # a revoked token gets no new events
-                if not await self._streams.is_authorized(self._request):
+                if not await self._host.is_authorized(self._request):
                     return "token"
                 checked = clock()
             told = [one.frame for one in page.told if self._source.includes(one)]
@@ -172,10 +184,10 @@ class EventStream(Response):
             if told:
                 await connection.send(b"".join(told))
                 spoken = clock()
-            if page.over or self._streams.stopping:
+            if page.over or self._host.stopping:
                 return page.over or "stopping"
             if clock() - checked >= self._heartbeat:
-                if not await self._streams.is_authorized(self._request):
+                if not await self._host.is_authorized(self._request):
                     return "token"
                 checked = clock()
             if not page.more:

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ortet.cli import output
+from ortet.cli.terminal import output
 from ortet.history.diff.tree_diff import TreeChange
 from ortet.hub.hub import Hub
 from ortet.ids import Oid, to_hex

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args
 import msgspec
 from starlette.responses import Response
 
-from ortet.cli import output
+from ortet.cli.terminal import output
 from ortet.hub.governance.audit import audit_line
 from ortet.journal.events import Event
 from ortet.journal.kinds.event_kind import EventData, EventGroup

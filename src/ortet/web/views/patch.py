@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ortet.cli import output
+from ortet.cli.terminal import output
 from ortet.history.diff import line_diff
 from ortet.history.diff.tree_diff import TreeChange
 from ortet.history.records import TreeEntry

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from starlette.responses import Response
 
-from ortet.cli import output
+from ortet.cli.terminal import output
 from ortet.errors import OrtetError
 from ortet.hub.hub import Hub
 from ortet.server.auth.tokens import Caller

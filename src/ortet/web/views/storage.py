@@ -8,8 +8,8 @@ from contextlib import suppress
 import msgspec
 from starlette.responses import Response
 
-from ortet.cli.output import plural
 from ortet.cli.store_stats import checkout_sizes, directory_sizes, sizes_by_kind
+from ortet.cli.terminal.output import plural
 from ortet.errors import Refused
 from ortet.hub.hub import Hub
 from ortet.objects.base import Kind

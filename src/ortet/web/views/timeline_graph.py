@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ortet.cli.output import safe
+from ortet.cli.terminal.output import safe
 from ortet.errors import OrtetError
 from ortet.hub.hub import Hub
 from ortet.ids import Oid, to_hex

@@ -1,4 +1,4 @@
-"""What a command line is taken for before it is parsed, and what is typed at an attached shell."""
+"""How the host agent is found for a command line that is not parsed yet."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ortet.cli.entry import (
+from ortet.cli.daemon.fast_path import (
     ParsedCommand,
     is_agent_off,
     locate_store,
     parse_words,
     read_nearest_pointer,
 )
-from ortet.cli.terminal import DetachDetector
 
 
 @pytest.mark.parametrize(
@@ -60,25 +59,3 @@ def test_an_unusual_pointer_is_left_to_the_full_command_line(tmp_path: Path, tex
 @pytest.mark.parametrize(("value", "off"), [("off", True), ("0", True), ("on", False), ("", False)])
 def test_ortet_agent_off_or_0_disables_the_agent(value: str, off: bool) -> None:
     assert is_agent_off({"ORTET_AGENT": value}) is off
-
-
-@pytest.mark.parametrize(
-    ("typed", "given", "leaves"),
-    [
-        (b"ls\r", b"ls\r", False),
-        (b"ab\x1dcd", b"ab", True),
-        (b"~.", b"", True),  # the beginning is the begin of a line
-        (b"x~.", b"x~.", False),
-        (b"x\r~.", b"x\r", True),
-        (b"~~.", b"~.", False),
-        (b"~x", b"~x", False),
-    ],
-)
-def test_escape_sequences_leave_an_attached_shell(typed: bytes, given: bytes, leaves: bool) -> None:
-    assert DetachDetector().feed(typed) == (given, leaves)
-    escape, out, left = DetachDetector(), b"", False
-    for code in typed:  # a key at a time
-        if not left:
-            data, left = escape.feed(bytes((code,)))
-            out += data
-    assert (out, left) == (given, leaves)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import IO
 
-from ortet.cli import output
+from ortet.cli.terminal import output
 from ortet.sessions.swarm_api import Attempt, SwarmResult
 
 _MAX_ROWS = 12

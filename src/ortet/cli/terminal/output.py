@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.cli.progress import Progress
+from ortet.cli.terminal.progress import Progress
 from ortet.errors import OrtetError, code_of
 
 if TYPE_CHECKING:
     from ortet.backends.base import UploadBacklog
-    from ortet.cli.pager import Pager
+    from ortet.cli.terminal.pager import Pager
     from ortet.history.diff.tree_diff import TreeChange
     from ortet.history.merge.tree_merge import FileConflict
     from ortet.machines.base import Loss, Report
@@ -233,7 +233,7 @@ EXIT_PIPE_CLOSED = 141  # the shell's code for a process that SIGPIPE ended
 
 
 class CliOutput:
-    """The output half of CliCall."""
+    """Prints the results, remarks and errors of one command."""
 
     def __init__(self) -> None:
         self.json = False
@@ -246,7 +246,7 @@ class CliOutput:
 
     def begin_command(self, path: str) -> None:
         """Prepare for a command. `path` is its name with the names of its groups."""
-        from ortet.cli.pager import PAGED_VERBS
+        from ortet.cli.terminal.pager import PAGED_VERBS
 
         self.paged = path.partition(" ")[2] in PAGED_VERBS
 
@@ -290,14 +290,14 @@ class CliOutput:
         """Start a pager for this command. Return None if none is wanted."""
         if not (self.paged and self.pages) or self.json or self.quiet or not sys.stdout.isatty():
             return None
-        from ortet.cli.pager import start_pager
+        from ortet.cli.terminal.pager import start_pager
 
         return start_pager(self.note)
 
     @property
     def _is_paging(self) -> bool:
         """True if output goes to a pager, ours or that of the process we run this command for."""
-        from ortet.cli.pager import PAGER_IN_USE_VARIABLE
+        from ortet.cli.terminal.pager import PAGER_IN_USE_VARIABLE
         from ortet.config.environment import read_variable
 
         return self._pager is not None or bool(read_variable(PAGER_IN_USE_VARIABLE))

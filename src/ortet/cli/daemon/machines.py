@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ortet._util.structs import thread_safe_struct
-from ortet.cli.commands import agent
-from ortet.cli.daemon import client, live_machines
+from ortet.cli.daemon import client, control, live_machines
+from ortet.cli.daemon.fast_path import is_agent_off
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Unavailable, Unsupported
 
 if TYPE_CHECKING:
@@ -78,18 +78,16 @@ def retry_in_agent(words: Sequence[str], error: OrtetError, call: CliCall) -> in
 
     Return the exit code, or None if the machine is not in the agent.
     """
-    from ortet.cli.entry import is_agent_off
-
     if error.kind != "machine_open" or is_agent_off():
         return None
     store = call.local_store_path()
     name = next((name for name in list_live(store) if name in words), None)
     if name is None:
         return None
-    from ortet.cli.pager import streams_for_agent
+    from ortet.cli.terminal.pager import streams_for_agent
 
     try:
-        with streams_for_agent(call.start_pager()) as given:
+        with streams_for_agent(call.output.start_pager()) as given:
             return client.run_command(
                 str(store), name, words, timeout=_COMMAND_TIMEOUT_SECONDS, **given._asdict()
             )
@@ -99,7 +97,7 @@ def retry_in_agent(words: Sequence[str], error: OrtetError, call: CliCall) -> in
 
 def list_live(store: Path) -> dict[str, LiveMachineInfo]:
     """Return the live machines of a store by name. Empty if no agent runs."""
-    found = agent.list_live_machines(store)
+    found = control.list_live_machines(store)
     return {
         name: msgspec.convert({"name": name, **about}, thread_safe_struct(LiveMachineInfo))
         for name, about in found.items()
@@ -182,7 +180,7 @@ def find_or_start(
         words += ["-w", meant]
     told = run_in_agent(call, meant or f"{call.row().name}-live", words, start=True)
     for loss in told.pop("losses"):
-        call.note(f"not kept: {loss['path']}: {loss['what']} ({loss['why']})")
+        call.output.note(f"not kept: {loss['path']}: {loss['what']} ({loss['why']})")
     return msgspec.convert(told, thread_safe_struct(LiveMachineInfo))
 
 
@@ -196,10 +194,10 @@ def run_in_agent(
     store = call.hub.root
     if start:
         _check_agent_allowed()
-        agent.start_agent(store)
+        control.start_agent(store)
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
-        given = ["--json", *words] if call.json else list(words)
+        given = ["--json", *words] if call.output.json else list(words)
         code = client.run_command(
             str(store), key, given, streams=(0, write, 2), timeout=_COMMAND_TIMEOUT_SECONDS
         )
@@ -224,8 +222,6 @@ def run_in_agent(
 
 
 def _check_agent_allowed() -> None:
-    from ortet.cli.entry import is_agent_off
-
     if is_agent_off():
         raise Unsupported(
             "agent_off",
