@@ -16,8 +16,7 @@ from ortet.server.session_pool.pool import SessionPool
 
 
 def test_a_lease_that_could_not_be_given_back_is_taken_again(make: Make, tmp_path: Path) -> None:
-    told: list[str] = []
-    rooms = make(patience=0.3, report_error=lambda what, _error: told.append(what))
+    rooms = make(patience=0.3)
     id_ = begin(rooms)
     say(rooms, id_, "before")
     row = rooms.row(id_)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -26,7 +27,6 @@ from ortet.server.dispatch import endpoint
 from ortet.server.errors import bug_response, error_response
 from ortet.server.middleware.requests import RequestMiddleware
 from ortet.server.observability.health import Health, register_metrics, store_health_checks
-from ortet.server.observability.logs import ServerLog, to_stderr
 from ortet.server.openapi import OpenApiDocument
 from ortet.server.operations.registry import operations
 from ortet.server.raw_store.grants import make_grant
@@ -37,6 +37,7 @@ from ortet.server.table import Endpoint, EventNumberConvertor, RawPathRoute, Rou
 from ortet.server.transfers.routes import streaming_routes
 from ortet.web.routes import page_routes
 
+_log = logging.getLogger(__name__)
 _KEY_CLEANUP_INTERVAL_SECONDS = 3600.0
 
 
@@ -47,7 +48,6 @@ def make_app(
     settings: ServeSettings | None = None,
     *,
     min_free_bytes: int = 0,
-    log: ServerLog | None = None,
 ) -> Starlette:
     """Return the application for the store at `root`.
 
@@ -60,15 +60,13 @@ def make_app(
         policy: Host names and access rules.
         settings: Limits and timeouts.
         min_free_bytes: Free disk space below which the server is not ready.
-        log: The server log; standard error by default.
     """
     settings = settings or ServeSettings()
-    log = log or ServerLog(to_stderr, debug=settings.debug)
-    tenants = Tenants(root, open_hub, settings, log.log_exception)
+    tenants = Tenants(root, open_hub, settings)
     home = open_hub(root, True)
-    desk = AppContext(_make_authenticator(home, policy), tenants, settings, log, cache=home.cache)
+    desk = AppContext(_make_authenticator(home, policy), tenants, settings, cache=home.cache)
     streams = Streams(desk)
-    health = Health(desk, store_health_checks(home, min_free_bytes, log))
+    health = Health(desk, store_health_checks(home, min_free_bytes))
     register_metrics(desk, lambda: streams.count)
 
     @asynccontextmanager
@@ -83,7 +81,7 @@ def make_app(
             await anyio.to_thread.run_sync(streams.close)
             stuck = await anyio.to_thread.run_sync(tenants.close, settings.grace)
             if stuck:
-                log.say("warning", "sessions were busy at the end", count=stuck)
+                _log.warning("sessions were busy at the end", extra={"fields": {"count": stuck}})
             desk.threads.close()
             await health.finish_checks()
             home.close()
@@ -120,7 +118,7 @@ async def _drop_old_keys_hourly(context: AppContext) -> None:
         try:
             await context.in_thread(context.tenants.drop_old_keys)
         except OrtetError as error:  # for example a full disk: the next hour tries again
-            context.log.log_exception("forgetting keys", error)
+            _log.error("forgetting keys", exc_info=error)
 
 
 def declared_paths(routes: Sequence[BaseRoute], prefix: str = "") -> dict[Any, str]:

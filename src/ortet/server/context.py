@@ -20,7 +20,6 @@ from ortet.server.auth.tokens import Caller
 from ortet.server.errors import Unauthorized
 from ortet.server.middleware.rate_limit import RateLimiter
 from ortet.server.middleware.thread_pool import RequestThreadPool
-from ortet.server.observability.logs import ServerLog
 from ortet.server.observability.metrics import Metrics
 from ortet.server.session_pool.tenants import Tenants
 
@@ -45,7 +44,6 @@ class AppContext:
         authenticator: Authenticator,
         tenants: Tenants,
         settings: ServeSettings,
-        log: ServerLog,
         *,
         cache: Cache | None = None,
     ) -> None:
@@ -53,7 +51,6 @@ class AppContext:
         self.tenants = tenants
         self.rate_limiter = RateLimiter(settings, cache)
         self.metrics = Metrics()
-        self.log = log
         self.commit_visibility = CommitVisibility()
         self.threads = RequestThreadPool(settings.threads)
         self._session_queues: dict[tuple[str, str], _SessionQueue] = {}

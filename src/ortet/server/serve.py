@@ -22,13 +22,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ortet.config.settings import ServeSettings
 from ortet.errors import Unavailable
-from ortet.server.observability.logs import ServerLogHandler
+from ortet.server.observability.logs import log_to_stderr
 
 # An HTTP/1.1 protocol for uvicorn with limits that uvicorn lacks.
 #
 # It limits the time and the size of a request head, the number of pipelined requests, and the
 # number
 # of connections.
+
+_log = logging.getLogger(__name__)
 
 _MAX_PIPELINED_REQUESTS = 16
 """Maximum number of requests that a client may send before the answer to the first."""
@@ -183,8 +185,7 @@ def serve(
         trusted_proxies: Addresses of proxies whose X-Forwarded-* headers are trusted.
     """
     _raise_file_limit()
-    log = app.state.desk.log
-    with _redirect_logging(ServerLogHandler(log)):
+    with log_to_stderr(debug=settings.debug):
         config = uvicorn.Config(
             app.state.entry,
             http=make_limited_protocol(settings),
@@ -201,8 +202,7 @@ def serve(
         )
         server = _UvicornServer(config, on_started, lambda: _stop_streams(app))
         server.run(sockets=[listener])
-    log.say("info", "stopped")
-    log.close()
+        _log.info("stopped")
     if app.state.desk.threads.working or app.state.health.looking:
         # A call may still run for an hour. Its locks are free when the process has ended.
         os._exit(0)
@@ -211,21 +211,6 @@ def serve(
 def _stop_streams(app: Starlette) -> None:
     app.state.health.stopping = True
     app.state.streams.stop()  # open streams do not end without this
-
-
-@contextmanager
-def _redirect_logging(handler: logging.Handler) -> Iterator[None]:
-    """Redirect the logs of uvicorn, asyncio and websockets to `handler`."""
-    loggers = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio", "websockets")]
-    for logger in loggers:
-        logger.addHandler(handler)
-        logger.propagate = False
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
-            logger.propagate = True
 
 
 def _raise_file_limit() -> None:

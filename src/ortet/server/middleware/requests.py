@@ -5,6 +5,7 @@ It finds operations in the route table. All other requests go to the Starlette a
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import time
@@ -21,6 +22,7 @@ from ortet.server.errors import bug_response, error_response
 from ortet.server.observability.tracing import RequestTracer
 from ortet.server.table import RouteTable
 
+_log = logging.getLogger(__name__)
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,100}\Z")
 PAGE_POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -64,7 +66,7 @@ class RequestMiddleware:
                 self._context.metrics.record_request(
                     visit.method, fields["route"], visit.status, fields["ms"] / 1000
                 )
-                self._context.log.say(_level(fields), "request", **fields)
+                _log.log(_level(fields), "request", extra={"fields": fields})
 
     async def _answer(self, tracker: _RequestTracker, scope: Scope, receive: Receive) -> None:
         try:
@@ -84,7 +86,7 @@ class RequestMiddleware:
             answer = error_response(error)
         except Exception as error:
             self._context.metrics.count("ortet_bugs_total")
-            self._context.log.log_exception("bug", error, request=tracker.id)
+            _log.error("bug", exc_info=error, extra={"fields": {"request": tracker.id}})
             answer = bug_response(error)
         if not tracker.is_response_started:
             await self._send(answer, scope, receive, tracker)
@@ -99,11 +101,11 @@ class RequestMiddleware:
             await answer(scope, receive, tracker.send)
 
 
-def _level(fields: dict[str, Any]) -> str:
+def _level(fields: dict[str, Any]) -> int:
     """Return the log level of a request. Successful health probes are debug, as they come often."""
     if fields["status"] >= 500:
-        return "error"
-    return "debug" if fields["route"] in PROBES else "info"
+        return logging.ERROR
+    return logging.DEBUG if fields["route"] in PROBES else logging.INFO
 
 
 class _RequestTracker:

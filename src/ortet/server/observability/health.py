@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -22,12 +23,13 @@ from ortet.hub.hub import Hub
 from ortet.server.context import AppContext
 from ortet.server.errors import JSON
 from ortet.server.observability import metrics
-from ortet.server.observability.logs import ServerLog
 
 # Health checks of the services that a server needs: disk, database and bucket.
 #
 # Each check runs in at most one thread, however many probes ask. A probe has a time limit, because
 # load balancers ask every few seconds.
+
+_log = logging.getLogger(__name__)
 
 CHECK_TIMEOUT_SECONDS = 2.0
 """Time after which a check without an answer counts as failed. Half of it if not vital."""
@@ -50,13 +52,10 @@ class HealthCheck:
     `vital` check fails.
     """
 
-    def __init__(
-        self, name: str, probe: HealthProbe, log: ServerLog, *, vital: bool = True
-    ) -> None:
+    def __init__(self, name: str, probe: HealthProbe, *, vital: bool = True) -> None:
         self.name = name
         self.vital = vital
         self._probe = probe
-        self._log = log
         self._started_at = 0.0
         self._running: asyncio.Future[None] | None = None
         self._problem = ""
@@ -111,7 +110,7 @@ class HealthCheck:
         """Log an error once until it changes or the service recovers."""
         if str(error) != self._last_logged:
             self._last_logged = str(error)
-            self._log.log_exception("not ready", error)
+            _log.error("not ready", exc_info=error)
 
     def _on_finished(self, when: float, problem: str) -> None:
         looking, self._running = self._running, None
@@ -125,17 +124,17 @@ class _Unhealthy(Exception):
     """A problem whose message tells callers nothing about this host."""
 
 
-def store_health_checks(hub: Hub, min_free_bytes: int, log: ServerLog) -> list[HealthCheck]:
+def store_health_checks(hub: Hub, min_free_bytes: int) -> list[HealthCheck]:
     """Return the checks of a store. Its disk must have `min_free_bytes` free."""
     shared = is_shared(hub.url)
     rows = "database" if shared else "store"
     found = [
-        HealthCheck("disk", partial(_check_disk_space, str(hub.root), min_free_bytes), log),
-        HealthCheck(rows, partial(_check_catalog_writable, hub, rows), log),
+        HealthCheck("disk", partial(_check_disk_space, str(hub.root), min_free_bytes)),
+        HealthCheck(rows, partial(_check_catalog_writable, hub, rows)),
     ]
     if shared:  # journals and cached objects need no bucket
         look = partial(hub.bucket.check_reachable, _LOCK_TIMEOUT_SECONDS)
-        found.append(HealthCheck("bucket", look, log, vital=False))
+        found.append(HealthCheck("bucket", look, vital=False))
     return found
 
 

@@ -7,19 +7,22 @@ signals do not arrive, other hosts write request rows, which are polled.
 
 from __future__ import annotations
 
+import logging
 import time
 from threading import Event, Lock, Thread
 
 from ortet.backends.base import Signal
 from ortet.hub.hub import Hub
 from ortet.server.session_pool.slot import SessionSlot
-from ortet.server.session_pool.slots import ErrorReporter, SlotTable
+from ortet.server.session_pool.slots import SlotTable
 from ortet.sessions.writing.lease_handover import (
     RETRY_SECONDS,
     LeaseRequests,
     request_topic,
     requested_session,
 )
+
+_log = logging.getLogger(__name__)
 
 _QUIET_SECONDS = 0.01
 """Time without a request after which the user of a wanted session is assumed to be done."""
@@ -41,14 +44,12 @@ class SlotEvictor:
         *,
         idle_timeout: float,
         min_hold: float,
-        report_error: ErrorReporter,
     ) -> None:
         self._slots = slots
         self._hub = hub
         self._signal = signal
         self._idle_timeout = idle_timeout
         self._min_hold = min_hold
-        self._report_error = report_error
         self._poll_interval = (
             min(RETRY_SECONDS, idle_timeout / 4) if hub.store.is_shared else idle_timeout / 4
         )
@@ -158,5 +159,5 @@ class SlotEvictor:
         return None
 
     def _report_failure(self, what: str, error: Exception) -> None:
-        self._report_error(what, error)
+        _log.error(what, exc_info=error)
         self._stopped.wait(self._poll_interval)

@@ -21,7 +21,7 @@ from ortet.server.session_pool.handover import SessionHandover
 from ortet.server.session_pool.liveness import ServerLiveness
 from ortet.server.session_pool.readers import HubPool
 from ortet.server.session_pool.slot import SessionOpener, SessionSlot
-from ortet.server.session_pool.slots import ErrorReporter, SlotTable
+from ortet.server.session_pool.slots import SlotTable
 from ortet.server.session_pool.swarm_jobs import SwarmJobs
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
@@ -45,7 +45,6 @@ class SessionPool:
         linger: Seconds that an unused session stays open.
         patience: Seconds that a request waits for a busy session.
         min_hold: Seconds that a session in constant use is kept before it is handed over.
-        report_error: Called with errors that no request can be told about.
     """
 
     def __init__(
@@ -56,11 +55,10 @@ class SessionPool:
         linger: float = 10.0,
         patience: float = 5.0,
         min_hold: float = 0.2,
-        report_error: ErrorReporter = lambda _what, _error: None,
     ) -> None:
         self._hub_factory = open_hub
         self._wait_timeout = patience
-        self.swarm_jobs = SwarmJobs(report_error)
+        self.swarm_jobs = SwarmJobs()
         self._hub_pool = HubPool(self._open_hub)
         self._shared_hub = self._open_hub()
         self._liveness = ServerLiveness(self._shared_hub)
@@ -73,7 +71,6 @@ class SessionPool:
             self._hub_pool,
             self._handover,
             max_slots=max_sessions,
-            report_error=report_error,
         )
         self._evictor = SlotEvictor(
             self._slots,
@@ -81,7 +78,6 @@ class SessionPool:
             self._wanted_signal,
             idle_timeout=linger,
             min_hold=min_hold,
-            report_error=report_error,
         )
 
     def _open_hub(self) -> Hub:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Condition, Event
 
@@ -20,6 +21,9 @@ from ortet.sessions.table import SessionRow
 #
 # The server still owns them, so it may release them before it opens the session again. A module of
 # its own, because this state outlives the slot of a session.
+
+
+_log = logging.getLogger(__name__)
 
 
 class UnreleasedLeases:
@@ -60,7 +64,6 @@ class UnreleasedLeases:
         return current is not None and (current.owner, current.fence) == (lease.owner, lease.fence)
 
 
-ErrorReporter = Callable[[str, BaseException], None]
 """Called with errors that no request can be told about."""
 
 
@@ -74,13 +77,11 @@ class SlotTable:
         handover: SessionHandover,
         *,
         max_slots: int,
-        report_error: ErrorReporter,
     ) -> None:
         self._hub_pool = hub_pool
         self._unreleased_leases = UnreleasedLeases(hub.catalog)
         self._handover = handover
         self._max_slots = max_slots
-        self._report_error = report_error
         self.wakeup = Event()
         self._slots: dict[str, SessionSlot] = {}
         self._changed = Condition()
@@ -210,7 +211,7 @@ class SlotTable:
         try:
             self._hub_pool.return_hub(hub)
         except OrtetError as error:
-            self._report_error("leaving a session", error)
+            _log.error("leaving a session", exc_info=error)
         finally:
             if held is not None:
                 self._unreleased_leases.add(slot.id, held)
@@ -221,7 +222,7 @@ class SlotTable:
         try:
             slot.release_other_sessions()
         except OrtetError as error:
-            self._report_error("pausing a fork", error)
+            _log.error("pausing a fork", exc_info=error)
 
     def clean_up(self) -> None:
         """Close idle hubs and release leases that could not be released before.

@@ -5,11 +5,14 @@ When the server stops, it detaches from its swarms. A swarm can be continued by 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from threading import Event, Lock, Thread
 
 from ortet.errors import Invalid, OrtetError, Unavailable, Unsupported
 from ortet.sessions.swarm_api import ProgressCallback, SwarmResult, SwarmStopSignal
+
+_log = logging.getLogger(__name__)
 
 _RAY = "ray"
 MAX_SWARMS = 16
@@ -17,7 +20,6 @@ MAX_SWARMS = 16
 
 SwarmDriver = Callable[[SwarmStopSignal, ProgressCallback], SwarmResult]
 """Runs a swarm to its end and reports its progress."""
-ErrorReporter = Callable[[str, BaseException], None]
 
 
 class _SwarmJob:
@@ -46,9 +48,8 @@ class SwarmJobs:
     choose it, because the server would connect to any address.
     """
 
-    def __init__(self, report_error: ErrorReporter) -> None:
+    def __init__(self) -> None:
         self.ray_address = ""
-        self._report_error = report_error
         self._jobs: list[_SwarmJob] = []
         self._lock = Lock()
         self._closed = False
@@ -107,7 +108,7 @@ class SwarmJobs:
             job.error = error
             left = isinstance(error, OrtetError) and error.kind == "swarm_left"
             if job.is_started.is_set() and not left:
-                self._report_error(f"driving swarm {job.name}", error)
+                _log.error("driving swarm %s", job.name, exc_info=error)
         finally:
             with self._lock:
                 self._jobs.remove(job)

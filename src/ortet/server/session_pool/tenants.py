@@ -21,7 +21,6 @@ from ortet.errors import Invalid, Unavailable
 from ortet.hub.hub import Hub
 from ortet.server.middleware.idempotency import drop_old_keys
 from ortet.server.session_pool.pool import SessionPool
-from ortet.server.session_pool.slots import ErrorReporter
 
 TENANTS_FOLDER = "tenants"
 _MAX_SCHEMA_BYTES = 63
@@ -65,13 +64,10 @@ def _tenant_url(url: str, name: str) -> str:
 class Tenants:
     """The session pools of all open stores."""
 
-    def __init__(
-        self, root: str, open_hub: OpenHub, settings: ServeSettings, report_error: ErrorReporter
-    ) -> None:
+    def __init__(self, root: str, open_hub: OpenHub, settings: ServeSettings) -> None:
         self._root = root
         self._open_hub = open_hub
         self._settings = settings
-        self._report_error = report_error
         self._pools: dict[str, SessionPool] = {}
         self._lock = Lock()
         self._closed = False
@@ -95,7 +91,6 @@ class Tenants:
             max_sessions=settings.sessions,
             linger=settings.linger,
             patience=settings.patience,
-            report_error=self._report_error,
         )
         rooms.swarm_jobs.ray_address = settings.ray
         with rooms.hub() as hub:
