@@ -21,15 +21,16 @@ _MAX_FILES_LISTED = 1000
 
 
 class MoveOutcome(msgspec.Struct, frozen=True):
-    """Where a session went, or would go: not `done`, nothing was moved. `head` is its newest commit
-    now; `was`, the one that holds what was there before. What was not committed is committed first
-    (`kept`). `files` are the changes, where they are known: before it is done. `forgotten` counts
-    events that its mind does not know of any more. `lost` did not, or will not, come back; `ends`
-    are programs that run and will not then. `deeds` were done since and stay done, and others see
-    `collaborations` that they made; `secrets` are named there and cannot be had here now;
-    `environment` is what surrounds it now and did not then; `steps` are what an undo takes back.
-    Not `looked`: its machine is at rest, or another process's, so its newest commit stands for what
-    is in it."""
+    """The result of a restore, rewind, undo or redo, or of its preview. `done`: false if it is a
+    preview. `head`: the newest commit of the session afterwards. `was`: the commit with the state
+    before. `kept`: uncommitted changes are committed first. `files`: the changes of files, in a
+    preview. `forgotten`: the number of events that the session's state no longer includes. `lost`:
+    parts that cannot be restored. `ends`: running programs that end. `deeds`: actions since then,
+    whose effects stay. `collaborations`: their results that others see. `secrets`: secrets of that
+    state that are not available now. `environment`: differences from the environment of that state.
+    `steps`: the moves that an undo takes back. `looked`: false if the machine was not opened, or
+    belongs to another process; its newest commit is then used instead.
+    """
 
     done: bool
     to: str

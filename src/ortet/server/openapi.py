@@ -37,20 +37,21 @@ Json = dict[str, Any]
 JSON = "application/json"
 
 ERRORS = {
-    401: "Nobody knows who asks: give a token.",
-    403: "The token, a lease, a policy or a budget says no; or a page of another site asks.",
-    404: "What is named does not exist, or is not for this token to see.",
-    408: "The body did not come in time.",
-    409: "The world moved since the caller last looked, a name is that of several, or a key's "
-    "request is in progress.",
-    412: "The head is not the one that If-Match names: look at what came since.",
-    413: "The body is too large, or there is no room for it.",
-    422: "The request itself is wrong: the message says what to change.",
-    429: "Too many requests of this token or address: wait.",
-    431: "The address and the headers are too large.",
-    500: "A fault of the server, or stored data that does not match its hash.",
-    501: "This host, engine or version cannot do it.",
-    503: "Something needed is not there at the moment: the same request may work later.",
+    401: "The request has no valid token: send one.",
+    403: "The token, a lease, a policy or a budget does not allow it, or the request comes from a "
+    "page of another site.",
+    404: "The named thing does not exist, or the token may not see it.",
+    408: "The body did not arrive in time.",
+    409: "The state has changed since the caller read it, a name is not unique, or a request with "
+    "the same key is in progress.",
+    412: "The head is not the one that If-Match names: read the newer events first.",
+    413: "The body is too large, or the disk has no space for it.",
+    422: "The request is not valid: the message says what to change.",
+    429: "This token or address has sent too many requests: wait, then try again.",
+    431: "The URL and the headers are too large.",
+    500: "A bug of the server, or stored data that does not match its hash.",
+    501: "This host, engine or version does not support the operation.",
+    503: "A required service is not available at the moment: try again later.",
 }
 _RETRY_AFTER_STATUSES = (409, 429, 503)
 
@@ -60,15 +61,15 @@ HEADERS: Json = {
         "schema": {"type": "string"},
     },
     "Retry-After": {
-        "description": "Seconds after which to ask again.",
+        "description": "Number of seconds after which to try again.",
         "schema": {"type": "integer", "minimum": 0},
     },
     "WWW-Authenticate": {
-        "description": "How to say who asks.",
+        "description": "The authentication scheme.",
         "schema": {"type": "string"},
     },
     "Content-Range": {
-        "description": "Which part it is, of how much.",
+        "description": "The range of the part, and the total size.",
         "schema": {"type": "string"},
     },
 }
@@ -87,34 +88,37 @@ IDEMPOTENCY_KEY = "IdempotencyKey"
 PARAMETERS: Json = {
     IDEMPOTENCY_KEY: _header(
         "Idempotency-Key",
-        "The same request with the same key is done once, and answered the same, for a day.",
+        "A request that is repeated with the same key within a day runs once, and gets the same "
+        "answer.",
         minLength=1,
         maxLength=MAX_KEY_LENGTH,
         pattern="^[ -~]+$",
     ),
     "IfMatch": _header(
-        "If-Match", "Only if this is still the head: the ETag of an answer before, or *."
+        "If-Match", "Run only if this is still the head: the ETag of an earlier answer, or *."
     ),
-    "Range": _header("Range", "A part of the content, as bytes=0-1023."),
-    "IfNoneMatch": _header("If-None-Match", "The ETag of what the client has: 304 if it is that."),
+    "Range": _header("Range", "A part of the content, such as bytes=0-1023."),
+    "IfNoneMatch": _header(
+        "If-None-Match", "The ETag of the client's copy. The answer is 304 if it is current."
+    ),
     "LastEventID": _header(
-        "Last-Event-ID", "Go on behind this event; browsers send it when they come again."
+        "Last-Event-ID", "Continue after this event. Browsers send it when they reconnect."
     ),
-    "ContentDigest": _header("Content-Digest", "What the body must have, as sha-256=:...:"),
+    "ContentDigest": _header("Content-Digest", "The digest of the body, such as sha-256=:...:"),
 }
 
 SECURITY: Json = {
     "bearer": {
         "type": "http",
         "scheme": "bearer",
-        "description": "A token that `ortet access create` made. What an operation needs of it "
-        "(read, write, admin) stands with the operation; each includes those before it.",
+        "description": "A token from `ortet access create`. Each operation says which right it "
+        "needs: read, write or admin. Each right includes those before it.",
     },
     "cookie": {
         "type": "apiKey",
         "in": "cookie",
         "name": COOKIE,
-        "description": "The same token, as POST /login gives it to a browser.",
+        "description": "The token in a cookie, which POST /login sets for a browser.",
     },
 }
 
@@ -125,8 +129,9 @@ def error_schema() -> Json:
     names = {one.name for base in classes for one in (base, *base.__subclasses__())}
     return {
         "title": "Error",
-        "description": "The one shape of all errors. `error` says what to do, `kind` which case it "
-        "is (kinds are only ever added), `message` what to do next.",
+        "description": "The shape of all errors. `error`: the class, which says how to react. "
+        "`kind`: the case; kinds are only added, never changed. `message`: what happened, and what "
+        "to do next.",
         "type": "object",
         "properties": {
             "error": {"enum": sorted(names | {OrtetError.name, "bug"})},
@@ -215,24 +220,32 @@ def fixed_paths() -> Json:
     return {
         "/healthz": {
             "get": _public_operation(
-                "healthz", "server", "Whether it is alive.", {"200": _response("ok", "text/plain")}
+                "healthz",
+                "server",
+                "Check that the server is alive.",
+                {"200": _response("ok", "text/plain")},
             )
         },
         "/readyz": {
             "get": _public_operation(
                 "readyz",
                 "server",
-                "Whether it can work: its store can be written, and it is not stopping. Answered "
-                "within some two seconds; `parts` of the details names what is not well. A bucket "
-                "that does not answer is in `not_well`: journals go on without it.",
-                {"200": _response("It can.", JSON, _READY_RESPONSE), **error_refs(503)},
+                "Check that the server is ready.",
+                {
+                    "200": _response("The server is ready.", JSON, _READY_RESPONSE),
+                    **error_refs(503),
+                },
+                description="The server is ready if its store can be written and it is not "
+                "stopping. The answer takes at most about two seconds. On an error, `parts` of the "
+                "details names the failed services. A bucket that does not answer is only named "
+                "in `not_well`, because journals do not need it.",
             )
         },
         "/metrics": {
             "get": _public_operation(
                 "metrics",
                 "server",
-                "What it does, in numbers, as Prometheus reads them. No tenant is named.",
+                "Return metrics for Prometheus. They name no tenant.",
                 {"200": _response("Text of version 0.0.4.", "text/plain"), **error_refs(403, 503)},
             )
         },
@@ -240,7 +253,7 @@ def fixed_paths() -> Json:
             "get": _public_operation(
                 "openapi",
                 "server",
-                "This document.",
+                "Return this document.",
                 {
                     "200": _response("OpenAPI 3.1.", JSON, {"type": "object"}),
                     **error_refs(403, 503),
@@ -251,7 +264,7 @@ def fixed_paths() -> Json:
             "get": _public_operation(
                 "docs",
                 "server",
-                "The same for people.",
+                "Show this document as a page.",
                 {"200": _response("A page.", "text/html"), **error_refs(403, 503)},
             )
         },
@@ -260,15 +273,16 @@ def fixed_paths() -> Json:
 
 
 def _login_paths() -> Json:
-    see_other = {"description": "A form was sent: on to the page."}
+    see_other = {"description": "A form was sent: continue at the page."}
     return {
         "/login": {
             "post": _public_operation(
                 "login",
                 "access",
-                "Give a token once; the browser keeps it from scripts, in a cookie.",
+                "Log a browser in with a token. The token is stored in a cookie that scripts "
+                "cannot read.",
                 {
-                    "200": _response("Whose token it is.", JSON, _LOGIN_RESPONSE),
+                    "200": _response("The token's name and rights.", JSON, _LOGIN_RESPONSE),
                     "303": see_other,
                     **error_refs(401, 403, 408, 413, 422, 429, 503),
                 },
@@ -285,9 +299,9 @@ def _login_paths() -> Json:
             "post": _public_operation(
                 "logout",
                 "access",
-                "The browser forgets the cookie; the token stays valid.",
+                "Delete the cookie of the browser. The token stays valid.",
                 {
-                    "204": {"description": "Forgotten."},
+                    "204": {"description": "The cookie is deleted."},
                     "303": see_other,
                     **error_refs(403, 503),
                 },
@@ -299,17 +313,18 @@ def _login_paths() -> Json:
 _COMMON_STATUSES = (401, 403, 429, 431, 500, 503)
 _WRITE_STATUSES = (408, 409, 413, 422, 501)
 _SESSION_PARAMETER_TEXT = (
-    "A session: its id, or its name where that holds no slash and is one agent's."
+    "A session: its id, or its name if the name has no slash and only one agent uses it."
 )
-_HOST_ACCESS_TEXT = "Only for tokens that may run commands on the server's host."
+_HOST_ACCESS_TEXT = "Needs a token that may run commands on the server's host."
 _API_DESCRIPTION = """\
-Git for the whole AI agent. Lists come in pages: `next` of one is `after` of the following. Every
-write takes an Idempotency-Key. The head of a session is its ETag: give it as If-Match, and what
-moves the head is done only if nobody else has. Errors have one shape. Times are in ns since 1970.
+Git for the whole AI agent. Lists come in pages: the `next` of a page is the `after` of the next
+request. Every write accepts an Idempotency-Key. The ETag of a session is its head: if a request has
+it as If-Match, the head moves only if it has not changed since. All errors have the same shape.
+Times are in ns since 1970.
 """
 _TAGS = {
-    "server": "Is it alive, can it work, what does it do.",
-    "access": "A cookie for the page.",
+    "server": "Health, readiness, metrics and this document.",
+    "access": "Log in to the page, and log out.",
     "terminal": "A shell in a live machine, over a WebSocket.",
 }
 
@@ -406,7 +421,7 @@ def _operation(operation: Operation, schemas: dict[Any, Json], components: Json)
         statuses.append(409)  # several sessions may have the same name
     tagged = operation.target is SessionReader or operation.moves_head
     answer = {
-        "description": "Done.",
+        "description": "The request succeeded.",
         **(response_headers("ETag") if tagged else {}),
         "content": {JSON: {"schema": schemas.get(operation.response_type, {"type": "null"})}},
     }
@@ -429,20 +444,26 @@ def _streaming_operation(route: StreamingRoute, schemas: dict[Any, Json], compon
     schema = schemas[route.response_type] if route.response_type is not None else {}
     # the content type of a stored file is not known in advance
     media = "*/*" if route.response_media == BINARY_MEDIA else route.response_media
-    answer: Json = {"description": "Done.", "content": {media: {"schema": schema}}}
+    answer: Json = {"description": "The request succeeded.", "content": {media: {"schema": schema}}}
     answers: Json = {str(route.status): answer}
     if route.response_media == STREAM:
-        answer["description"] = "Events, until the client leaves or there will be no more."
+        answer["description"] = "Events, until the client disconnects or the stream ends."
         answer["content"][STREAM] = {"schema": {"type": "string"}}
-        answers["204"] = {"description": "It is over, and the client has all of it."}
+        answers["204"] = {
+            "description": "The stream has ended, and the client has all of its events."
+        }
         parameters.append(_parameter_ref("LastEventID"))
     elif route.method == "GET" and route.response_media != JSON:
         answer |= response_headers("ETag")
-        part = {**answer, **response_headers("ETag", "Content-Range"), "description": "The part."}
+        part = {
+            **answer,
+            **response_headers("ETag", "Content-Range"),
+            "description": "The requested part.",
+        }
         answers["206"] = part
-        answers["304"] = {"description": "The client has it."}
+        answers["304"] = {"description": "The client's copy is current."}
         answers["416"] = {
-            "description": "There is no such part.",
+            "description": "The content has no such part.",
             **response_headers("Content-Range"),
         }
         parameters += [_parameter_ref("Range"), _parameter_ref("IfNoneMatch")]
@@ -463,18 +484,18 @@ def _terminal(schemas: dict[Any, Json], components: Json) -> Json:
     frames = _module_doc(terminal, after_summary=True)
     made["description"] = _join_paragraphs(made["description"], frames, _doc(Attach))
     made["parameters"] = [*_path_parameters(TERMINAL, {}), *_query_parameters(ask, ())]
-    switched = {"description": "A WebSocket: this request is its handshake."}
+    switched = {"description": "The connection becomes a WebSocket."}
     made["responses"] = {"101": switched, **error_refs(*_COMMON_STATUSES, 404, 409, 422, 501)}
     return made
 
 
 def _operation_object(name: str, tag: str, text: str, needs: str) -> Json:
-    summary, _, rest = inspect.cleandoc(text).partition(". ")
+    summary, *rest = re.split(r"\.\s+", inspect.cleandoc(text), maxsplit=1)
     return {
         "operationId": name,
         "tags": [tag],
         "summary": " ".join(summary.split()).removesuffix(".") + ".",
-        "description": _join_paragraphs(rest, f"Needs a token that allows {needs}."),
+        "description": _join_paragraphs(*rest, f"Needs a token that allows {needs}."),
         "security": [{"bearer": [needs]}, {"cookie": [needs]}],
     }
 
@@ -497,7 +518,7 @@ def _path_parameters(path: str, request_schema: Json) -> Iterator[Json]:
         if name == "session":
             made["description"] = _SESSION_PARAMETER_TEXT
         elif how == "path":
-            made["description"] = "It may hold slashes."
+            made["description"] = "The value may contain slashes."
         yield {**made, "schema": schema}
 
 

@@ -30,7 +30,7 @@ Cursor = Annotated[
 
 
 class Page(msgspec.Struct, Generic[_Item], frozen=True):
-    """A part of a list. `next` is the cursor of the page that follows; null: there is none."""
+    """A part of a list. `next`: the cursor of the next page, or null if there is none."""
 
     items: list[_Item]
     next: str | None = None
@@ -40,7 +40,7 @@ class Page(msgspec.Struct, Generic[_Item], frozen=True):
 
 
 class Paged(msgspec.Struct, frozen=True):
-    """Which part of a list."""
+    """`limit`: the maximum number of entries. `after`: the `next` of the previous page."""
 
     limit: Limit = 100
     after: Cursor | None = None

@@ -40,11 +40,11 @@ When = Annotated[
 
 
 class OperationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of what requests say: a key that is not known is an error."""
+    """Base class of requests. An unknown field is an error."""
 
 
 class EmptyRequest(OperationRequest, frozen=True):
-    """No more is to be said."""
+    """A request without fields."""
 
 
 class Why(OperationRequest, frozen=True):
@@ -52,8 +52,10 @@ class Why(OperationRequest, frozen=True):
 
 
 class EventInfo(msgspec.Struct, frozen=True):
-    """One thing that happened. `data` is empty when it was erased; `waiting`: it came in beside the
-    writer and has no number yet. `hash` binds it to all before it. Times are in ns since 1970."""
+    """An event of the journal. `data`: empty if the event was erased. `waiting`: the event waits in
+    the inbox and has no number yet. `hash`: binds the event to all earlier events. Times are in ns
+    since 1970.
+    """
 
     seq: int
     kind: str
@@ -69,8 +71,9 @@ class EventInfo(msgspec.Struct, frozen=True):
 
 
 class ChangeInfo(msgspec.Struct, frozen=True):
-    """A path that differs. `kind`: added, removed, modified, metadata, renamed. `patch` is there
-    where it was asked for."""
+    """A path that differs. `kind`: added, removed, modified, metadata or renamed. `patch`: the
+    changed lines, if the request asks for them.
+    """
 
     path: str
     kind: str
@@ -83,7 +86,7 @@ class ChangeInfo(msgspec.Struct, frozen=True):
 
 
 class CreatedId(msgspec.Struct, frozen=True):
-    """What was made, by its id."""
+    """The id of the new thing."""
 
     id: str
 

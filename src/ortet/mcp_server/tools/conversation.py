@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 _MAX_EVENT_CHARACTERS = 4_000
 """Maximum length of one text of an event in a page of the journal."""
 
-Tokens = Annotated[int, Meta(description="About how long it may be.", ge=1, le=200_000)]
+Tokens = Annotated[
+    int, Meta(description="The approximate maximum number of tokens.", ge=1, le=200_000)
+]
 
 
 class EventItem(msgspec.Struct, frozen=True):
-    """`data` is as it was recorded, but for long texts, of which the middle is left out. One that
-    waits to be taken in has no number: `seq` is 0."""
+    """`data` is the recorded data. The middle of long texts is left out. An event that waits in the
+    inbox has no number, so its `seq` is 0.
+    """
 
     seq: int
     kind: str
@@ -46,7 +49,7 @@ class EventItem(msgspec.Struct, frozen=True):
 
 
 class RecordedToolResult(ToolResult, frozen=True):
-    """`id` is that of a decision or fact, "" for what has none."""
+    """`id`: the id of a decision or fact, or "" for other events."""
 
     session: str
     seq: int
@@ -62,8 +65,8 @@ class RecordedToolResult(ToolResult, frozen=True):
 def say(
     desk: McpContext,
     *,
-    role: Annotated[str, Meta(description="Who speaks, as user or assistant.")],
-    content: Annotated[str, Meta(description="What was said.")],
+    role: Annotated[str, Meta(description="The role of the speaker, such as user or assistant.")],
+    content: Annotated[str, Meta(description="The text of the message.")],
 ) -> RecordedToolResult:
     """Add a message to the session's conversation, so that it can be recalled and restored."""
     with desk.open_session() as session:
@@ -73,9 +76,9 @@ def say(
 
 @tool(ADDS)
 def think(
-    desk: McpContext, text: Annotated[str, Meta(description="Reasoning that led somewhere.")]
+    desk: McpContext, text: Annotated[str, Meta(description="The reasoning.")]
 ) -> RecordedToolResult:
-    """Record a thought: reasoning that is to be found in the journal beside what was done."""
+    """Record a thought. The journal then has the reasoning beside the actions."""
     with desk.open_session() as session:
         event = session.think(text)
         return RecordedToolResult(session.id, event.seq, "thought")
@@ -85,18 +88,18 @@ def think(
 def decide(
     desk: McpContext,
     *,
-    text: Annotated[str, Meta(description="What was decided.")],
+    text: Annotated[str, Meta(description="The decision.")],
     why: Why = "",
-    instead_of: Annotated[list[str], Meta(description="Roads not taken.")] = [],  # noqa: B006
+    instead_of: Annotated[list[str], Meta(description="The rejected options.")] = [],  # noqa: B006
 ) -> RecordedToolResult:
-    """Record a decision with its reason and the roads not taken. It outlives every compaction."""
+    """Record a decision with its reason and the rejected options. Compaction never removes it."""
     with desk.open_session() as session:
         id_ = session.decide(text, why=why, instead_of=instead_of)
         return RecordedToolResult(session.id, session.event_log.tip().seq, "decision", id_)
 
 
 class PlanToolResult(ToolResult, frozen=True):
-    """`step` counts from 0; it is the number of steps when all are done."""
+    """`step` counts from 0. If all steps are done, it is the number of steps."""
 
     plan: list[str]
     step: int
@@ -119,10 +122,11 @@ def plan(
     desk: McpContext,
     *,
     steps: Annotated[
-        list[str] | None, Meta(description="What is to be done, in order; leave it out to look.")
+        list[str] | None,
+        Meta(description="The steps of a new plan, in order. Leave it out to show the plan."),
     ] = None,
 ) -> PlanToolResult:
-    """Show the plan, or make another: the first step is then the current one."""
+    """Show the plan, or replace it. The first step of a new plan is the current step."""
     if steps is None:
         with desk.read_session() as view:
             return PlanToolResult(view.steps, view.step)
@@ -136,10 +140,11 @@ def advance(
     desk: McpContext,
     *,
     to: Annotated[
-        Annotated[int, Meta(ge=0)] | None, Meta(description="The step, from 0; else the next.")
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="The number of the step, from 0; by default the next step."),
     ] = None,
 ) -> PlanToolResult:
-    """Go on to the next step of the plan, or to one by its number."""
+    """Make the next step of the plan, or the step with the given number, the current step."""
     with desk.open_session() as session:
         session.advance(to)
         return PlanToolResult(session.steps, session.step)
@@ -149,13 +154,16 @@ def advance(
 def note(
     desk: McpContext,
     *,
-    key: Annotated[str, Meta(description="Its name; the same again takes its place.")],
-    value: Annotated[Any, Meta(description="Any JSON; null ends the note.")],
+    key: Annotated[
+        str, Meta(description="The name of the note. A note of the same name is replaced.")
+    ],
+    value: Annotated[Any, Meta(description="Any JSON; null deletes the note.")],
     ttl: Annotated[
-        Annotated[float, Meta(ge=0)] | None, Meta(description="Seconds that it holds.")
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(description="Number of seconds after which the note expires."),
     ] = None,
 ) -> RecordedToolResult:
-    """Keep a scratch value under a key, as long as it is needed."""
+    """Store a note under a key as working memory."""
     with desk.open_session() as session:
         event = session.note(key, value, ttl=ttl)
         return RecordedToolResult(session.id, event.seq, "note")
@@ -184,17 +192,20 @@ def journal(
     *,
     after: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="Events behind this number; else the newest."),
+        Meta(description="Only events after this number; by default the newest."),
     ] = None,
-    limit: Annotated[int, Meta(description="At most so many.", ge=1, le=500)] = 50,
+    limit: Annotated[int, Meta(description="The maximum number of results.", ge=1, le=500)] = 50,
     kind: Annotated[
         list[str],
-        Meta(description="Only these, as message, thought, decision, fact, begun, ended, plan."),
+        Meta(
+            description="Only these kinds, such as message, thought, decision, fact, begun, ended "
+            "or plan."
+        ),
     ] = [],  # noqa: B006
 ) -> JournalToolResult:
-    """List what happened in the session: messages, thoughts, commands with their outcome,
-    decisions, facts. That it was opened and let go (kind lifecycle) is listed only when asked
-    for."""
+    """List the events of the session: messages, thoughts, commands with their outcome, decisions
+    and facts. Events of kind lifecycle (opened, released) are listed only if `kinds` names them.
+    """
     with desk.read_session() as view:
         return journal_page(view, after, limit, kind)
 
@@ -260,9 +271,10 @@ class BriefToolResult(ToolResult, frozen=True):
 
 @tool(READS)
 def brief(desk: McpContext, tokens: Tokens = 2000) -> BriefToolResult:
-    """Tell whoever goes on with this work what it has to know: goal, plan, decisions, facts, open
-    questions, deeds whose outcome is not known, last messages. Call it first in a new
-    conversation."""
+    """Return a briefing for whoever continues this work: goal, plan, decisions, facts, open
+    questions, effects whose outcome is not known, and the last messages. Call it first in a new
+    conversation.
+    """
     with desk.read_session() as view:
         found = view.briefing(tokens)
         return BriefToolResult(view.id, found.markdown, found.data, found.tokens, found.left_out)
@@ -300,11 +312,14 @@ _KEPT_WHITESPACE = "\n\t"
 def context(
     desk: McpContext,
     *,
-    query: Annotated[str, Meta(description="What it is for: related memories are added.")] = "",
+    query: Annotated[
+        str, Meta(description="The question that the context is for. Related memories are added.")
+    ] = "",
     tokens: Tokens = 8000,
 ) -> ContextToolResult:
-    """Give the conversation as a model is to be given it: the summary, the newest messages that
-    fit, and what is remembered for a question."""
+    """Return the conversation as context for a model: the summary, the newest messages that fit,
+    and memories of a question.
+    """
     with desk.read_session() as view:
         found = view.context(query, tokens)
         messages = [MessageItem(one.role, one.content) for one in found]

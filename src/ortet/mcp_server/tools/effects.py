@@ -30,7 +30,7 @@ MAX_CONTENT_BYTES = 1 << 20
 """Maximum size of a file or artifact in one answer."""
 
 Version = Annotated[
-    Annotated[int, Meta(ge=1)] | None, Meta(description="Which one; the last unless given.")
+    Annotated[int, Meta(ge=1)] | None, Meta(description="The version; by default the last.")
 ]
 
 
@@ -61,19 +61,25 @@ def artifact(
     desk: McpContext,
     *,
     name: Annotated[
-        str, Meta(description="Its name; without data or link, a file of the workspace.")
+        str,
+        Meta(
+            description="The name. Without data or link, it is the path of a file of the workspace."
+        ),
     ],
-    data: Annotated[str | None, Meta(description="Its content, as text.")] = None,
+    data: Annotated[str | None, Meta(description="The content, as text.")] = None,
     blob: Annotated[
-        str | None, Meta(description="Its content in base64, if it is no text.")
+        str | None, Meta(description="The content in base64, if it is not text.")
     ] = None,
-    link: Annotated[str, Meta(description="Keep only where it is.")] = "",
-    kind: Annotated[str, Meta(description="What it is, as report or patch.")] = "",
-    media: Annotated[str, Meta(description="Its media type, if not by the name.")] = "",
+    link: Annotated[str, Meta(description="The address of the content, which is not copied.")] = "",
+    kind: Annotated[str, Meta(description="The kind, such as report or patch.")] = "",
+    media: Annotated[
+        str, Meta(description="The media type; by default derived from the name.")
+    ] = "",
     why: Why = "",
 ) -> ArtifactItem:
-    """Keep a thing that was made: a file of the workspace, given content, or a link. The same name
-    again is the next version; none is lost."""
+    """Store an artifact: a file of the workspace, given content, or a link. If the name exists
+    already, this is its next version. All versions are kept.
+    """
     if sum((data is not None, blob is not None, bool(link))) > 1:
         raise Invalid("bad_arguments", "data, blob or link? give one of them")
     content: str | bytes | None = data
@@ -100,9 +106,9 @@ class ArtifactsToolResult(ToolResult, frozen=True):
 def artifacts(
     desk: McpContext,
     *,
-    versions: Annotated[bool, Meta(description="Every version, not only the last.")] = False,
+    versions: Annotated[bool, Meta(description="List every version, not only the last.")] = False,
 ) -> ArtifactsToolResult:
-    """List what the session made: files, texts, links."""
+    """List the artifacts of the session: files, texts and links."""
     with desk.read_session() as view:
         found = sorted(view.artifacts(), key=lambda one: (one.name, one.version))
     if not versions:
@@ -124,7 +130,7 @@ class ArtifactDataToolResult(ToolResult, frozen=True):
 
 @tool(READS)
 def artifact_data(desk: McpContext, name: str, version: Version = None) -> ArtifactDataToolResult:
-    """Give the content of a thing that was made; at most 1 MiB."""
+    """Return the content of an artifact, at most 1 MiB."""
     with desk.read_session() as view:
         found = view.lineage(name, version).artifact
         check_size(found.name, found.size)
@@ -165,9 +171,13 @@ class EffectsToolResult(ToolResult, frozen=True):
 def effects(
     desk: McpContext,
     *,
-    unsettled: Annotated[bool, Meta(description="Only those whose outcome is not known.")] = False,
+    unsettled: Annotated[
+        bool, Meta(description="Only effects whose outcome is not known.")
+    ] = False,
 ) -> EffectsToolResult:
-    """List what the session and its forks did to the world, restored away or not."""
+    """List the effects of the session and its forks outside of the store. Effects of a
+    restored-away timeline are included.
+    """
     with desk.read_session() as view:
         found = unsettled_effects(desk.call, view) if unsettled else view.effects()
     return EffectsToolResult([effect_of(one) for one in found])
@@ -185,12 +195,14 @@ class SettleToolResult(ToolResult, frozen=True):
 def settle(
     desk: McpContext,
     *,
-    effect: Annotated[str, Meta(description="Its id, or 4 or more of its first or last digits.")],
-    outcome: Annotated[Any, Meta(description="What it returned; any JSON.")] = None,
-    failed: Annotated[bool, Meta(description="It was not done.")] = False,
+    effect: Annotated[str, Meta(description="The id, or 4 or more of its first or last digits.")],
+    outcome: Annotated[Any, Meta(description="The result of the action, any JSON.")] = None,
+    failed: Annotated[bool, Meta(description="The action was not performed.")] = False,
 ) -> SettleToolResult:
-    """Say what became of an effect whose outcome is not known. Find out first: look at the server,
-    the mail, the account. From then on it counts as done, or as one that may be tried again."""
+    """Record the outcome of an effect whose outcome is not known. Find out first: look at the
+    server, the mail or the account. Afterwards the effect counts as done, or as one that may be
+    tried again.
+    """
     if failed and outcome is not None:
         raise Invalid("bad_arguments", "what was not done has no outcome: give outcome or failed")
     with desk.read_session() as view:

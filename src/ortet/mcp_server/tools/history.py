@@ -57,9 +57,11 @@ def log(
     desk: McpContext,
     *,
     ref: Ref = "HEAD",
-    limit: Annotated[int, Meta(description="At most so many.", ge=1, le=1000)] = 20,
+    limit: Annotated[int, Meta(description="The maximum number of results.", ge=1, le=1000)] = 20,
 ) -> LogToolResult:
-    """List commits, newest first: each is a state of mind and files that can be restored."""
+    """List commits, newest first. Each is a state of the session and its files that can be
+    restored.
+    """
     desk.require_store()
     start = desk.call.resolve(ref, desk.head_branch())
     found = list(desk.hub.history.log(start, limit=limit + 1))
@@ -102,7 +104,7 @@ def diff(
     *,
     ref: Ref = "HEAD",
     other: Annotated[
-        str | None, Meta(description="The commit to compare with; else the present files.")
+        str | None, Meta(description="The commit to compare with; by default the present files.")
     ] = None,
     patch: Annotated[bool, Meta(description="Show the changed lines of text files.")] = False,
 ) -> DiffToolResult:

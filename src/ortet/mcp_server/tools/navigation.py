@@ -49,7 +49,7 @@ Confirm = Annotated[
 ]
 Parts = Annotated[
     list[Literal["files", "mind", "processes"]] | None,
-    Meta(description="Only these parts; all of them unless given."),
+    Meta(description="Only these parts; by default all."),
 ]
 
 
@@ -105,9 +105,10 @@ class RestoreToolResult(ToolResult, frozen=True):
 def restore(
     desk: McpContext, *, agreed: Confirmation, ref: Ref, only: Parts = None, confirm: Confirm = ""
 ) -> RestoreToolResult:
-    """Make mind and files those of a commit. Overwrites the present files, after it has committed
-    them. Needs confirmation: the first call only reports what would change and what will not come
-    back."""
+    """Restore the state and files of a commit. The present files are committed first, then
+    overwritten. Needs confirmation: the first call only reports what would change and what cannot
+    be restored.
+    """
     del confirm
     branch = _require_branch(desk)
     target = desk.call.resolve(ref, branch)
@@ -123,11 +124,12 @@ def rewind(
     desk: McpContext,
     *,
     agreed: Confirmation,
-    n: Annotated[int, Meta(description="How many commits back.", ge=1)] = 1,
+    n: Annotated[int, Meta(description="The number of commits to go back.", ge=1)] = 1,
     confirm: Confirm = "",
 ) -> RestoreToolResult:
-    """Go to the n-th commit back on this branch, mind and files together. Needs confirmation, as
-    restore does."""
+    """Restore the n-th commit before the head of this branch, state and files together. Needs
+    confirmation, as restore does.
+    """
     del confirm
     target = desk.call.resolve(f"HEAD~{n}", _require_branch(desk))
     return _restore_if_confirmed(
@@ -135,16 +137,17 @@ def rewind(
     )
 
 
-Count = Annotated[int, Meta(description="How many at once.", ge=1)]
+Count = Annotated[int, Meta(description="The number of moves.", ge=1)]
 
 
 @tool(MOVES)
 def undo(
     desk: McpContext, *, agreed: Confirmation, n: Count = 1, confirm: Confirm = ""
 ) -> RestoreToolResult:
-    """Go back to before the last thing that moved this branch: files that are not committed first,
-    then commits, restores, rewinds, one by one. Nothing is lost: redo goes forth again. Needs
-    confirmation, as restore does."""
+    """Undo the last move of this branch: first uncommitted changes, then commits, restores and
+    rewinds, one at a time. Nothing is lost, because redo takes an undo back. Needs confirmation, as
+    restore does.
+    """
     del confirm
     return _undo_or_redo(desk, "undo", n, agreed)
 
@@ -153,8 +156,9 @@ def undo(
 def redo(
     desk: McpContext, *, agreed: Confirmation, n: Count = 1, confirm: Confirm = ""
 ) -> RestoreToolResult:
-    """Do again what undo took back, as long as nothing else was done since. Needs confirmation, as
-    restore does."""
+    """Redo what undo took back, unless the branch has moved since. Needs confirmation, as restore
+    does.
+    """
     del confirm
     return _undo_or_redo(desk, "redo", n, agreed)
 

@@ -37,7 +37,7 @@ _MAX_OUTPUT_CHARACTERS = 16_000
 _REPORT_INTERVAL_SECONDS = 0.25
 """Interval between two progress reports of a command's output."""
 
-Why = Annotated[str, Meta(description="The reason, in a sentence; kept in the journal.")]
+Why = Annotated[str, Meta(description="The reason, in a sentence. The journal records it.")]
 
 
 class StatusToolResult(ToolResult, frozen=True):
@@ -89,7 +89,9 @@ class StatusToolResult(ToolResult, frozen=True):
 
 @tool(READS)
 def status(desk: McpContext) -> StatusToolResult:
-    """Show which session and directory this server works on, and what a commit would record now."""
+    """Show the session and directory of this server, and the changes that a commit would record
+    now.
+    """
     row = desk.current_session()
     with desk.open_files() as files:
         found = files.status() if files is not None else None
@@ -141,14 +143,15 @@ class CommitToolResult(ToolResult, frozen=True):
 def commit(
     desk: McpContext,
     *,
-    message: Annotated[str, Meta(description="What this state is.")] = "",
+    message: Annotated[str, Meta(description="The commit message: what this state is.")] = "",
     allow_secrets: Annotated[
-        bool, Meta(description="Also if it holds a secret that is known.")
+        bool, Meta(description="Commit even if the files contain a known secret.")
     ] = False,
 ) -> CommitToolResult:
-    """Record the whole agent under one hash: conversation, plan, facts and all files of the
-    workspace. Do it after each step that works: restore and rewind go back to commits. With
-    nothing changed it returns the head."""
+    """Commit the whole agent under one hash: conversation, plan, facts and all files of the
+    workspace. Do it after each step that works: restore and rewind return to commits. If nothing
+    changed, the head is returned.
+    """
     with desk.open_session() as session:
         before = session.head
         made = session.commit(message, allow_secrets=allow_secrets)
@@ -190,24 +193,26 @@ def run(
     report: ProgressReport,
     command: Annotated[
         str | list[str],
-        Meta(description="A string goes to sh -c; a list is executed as it is."),
+        Meta(description="A string runs in sh -c; a list is executed directly."),
     ],
     why: Why = "",
     timeout: Annotated[
         Annotated[float, Meta(gt=0)] | None,
-        Meta(description="Seconds after which it and its children are killed."),
+        Meta(description="Number of seconds after which the command and its children are killed."),
     ] = None,
     cwd: Annotated[str, Meta(description="A directory of the workspace to start in.")] = "",
     env: Annotated[
         dict[str, str | None], Meta(description="Variables to set; null unsets one.")
     ] = {},  # noqa: B006 - a record copies it
-    stdin: Annotated[str | None, Meta(description="What it reads from standard input.")] = None,
+    stdin: Annotated[str | None, Meta(description="The standard input of the command.")] = None,
     secrets: Annotated[
-        list[str], Meta(description="Names in the vault to give it as variables.")
+        list[str],
+        Meta(description="Names of secrets in the vault. The command gets them as variables."),
     ] = [],  # noqa: B006
 ) -> RunToolResult:
-    """Run a command in the workspace, recorded in the journal with its reason and its outcome. Its
-    output comes as progress while it runs. Cancelling the call kills it."""
+    """Run a command in the workspace. The journal records the command, its reason and its outcome.
+    The output is sent as progress while the command runs. Cancelling the call kills the command.
+    """
     told = _ProgressReporter(report)
     with desk.open_session() as session:
         done = session.run(
@@ -273,12 +278,14 @@ class ForkToolResult(ToolResult, frozen=True):
 def fork(
     desk: McpContext,
     *,
-    n: Annotated[int, Meta(description="How many.", ge=1, le=64)] = 1,
-    machine: Annotated[bool, Meta(description="False copies the mind without the files.")] = True,
+    n: Annotated[int, Meta(description="The number of copies.", ge=1, le=64)] = 1,
+    machine: Annotated[bool, Meta(description="False copies the state without the files.")] = True,
 ) -> ForkToolResult:
-    """Make private copies of the whole agent, each a session and a branch of its own with its own
-    files: to try several ways at once. What is uncommitted is committed first; the original is
-    untouched. `ortet run -w NAME` works in one, `ortet land NAME` brings its files back."""
+    """Make private copies of the whole agent, to try several ways at once. Each copy is a session
+    and a branch with its own files. Uncommitted changes are committed first, and the original is
+    not changed. `ortet run -w NAME` runs a command in a copy, `ortet land NAME` applies its files
+    to the original.
+    """
     with desk.open_session() as session:
         made = []
         for kid in session.fork(n, machine=machine):

@@ -1,4 +1,4 @@
-"""Actions and effects: begun before a client does them, settled after; what waits for a human."""
+"""Actions of a session, their effects outside the store, and approvals by people."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Key = Annotated[
 
 
 class ListEffects(Paged, frozen=True):
-    """`open`: only those whose outcome is not known, of this session."""
+    """`open`: only effects of this session whose outcome is not known."""
 
     state: State | None = None
     name: str | None = None
@@ -47,7 +47,9 @@ class ListEffects(Paged, frozen=True):
 
 @operation("GET", "/sessions/{session}/effects")
 def effects(view: SessionReader, ask: ListEffects) -> Page[Effect]:
-    """Every deed of a session and of those it shares a family with, restored away or not."""
+    """List the effects of a session and of its family. Effects of a restored-away timeline are
+    included.
+    """
     found = [
         one
         for one in (unsettled_of(view) if ask.open else view.effects())
@@ -65,7 +67,9 @@ class ListActions(Paged, frozen=True):
 
 @operation("GET", "/sessions/{session}/actions")
 def actions(view: SessionReader, ask: ListActions) -> Page[ActionDetails]:
-    """The actions of a session as it is now: what was called, and what came of it."""
+    """List the actions on the present timeline of a session, each with its arguments and its
+    result.
+    """
     found = [
         one
         for one in actions_of(view)
@@ -75,9 +79,11 @@ def actions(view: SessionReader, ask: ListActions) -> Page[ActionDetails]:
 
 
 class Act(OperationRequest, frozen=True):
-    """`replay`: pure (to be done again freely), recorded, idempotent (again with the same key), or
-    once. `scope` of the key: family (all forks) or timeline. `approve`: the reason to show a
-    human, who has to allow it first."""
+    """`replay`: pure (may run again), recorded (a replay returns the recorded result), idempotent
+    (may run again with the same key), or once. `scope`: the key is unique in the family, that is in
+    all forks, or in the timeline. `approve`: the reason that is shown to the person who must allow
+    the action first.
+    """
 
     name: Label
     args: list[Any] = []
@@ -91,9 +97,11 @@ class Act(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/actions", status=201)
 def act(session: Session, ask: Act) -> Intent:
-    """Say what you are about to do outside. When the answer comes, the intent is durable: do it,
-    then settle the effect. With `done` it was done under this key before: do not do it again. A
-    deed that was begun under the key and never settled is a conflict, with its intent."""
+    """Begin an action that the client performs itself. The intent is durable when the answer
+    arrives: perform the action, then settle the effect. If `done` is true, the action was performed
+    under this key before and must not run again. If an action under the key was begun and never
+    settled, the answer is a conflict with its intent.
+    """
     return session.intend(
         ask.name,
         ask.args,
@@ -107,7 +115,7 @@ def act(session: Session, ask: Act) -> Intent:
 
 
 class Settle(OperationRequest, frozen=True):
-    """What it returned; or that it `failed`, with an `error` that says how."""
+    """`outcome`: the result of the action. `failed`: the action failed, and `error` says why."""
 
     effect: Id
     outcome: Any = None
@@ -117,7 +125,9 @@ class Settle(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/effects/{effect}/settle")
 def settle(session: Session, ask: Settle) -> EventInfo:
-    """Say what became of an effect: one that you began, or one whose outcome is not known."""
+    """Record the outcome of an effect. The client began the effect itself, or its outcome is not
+    known.
+    """
     if (ask.failed or ask.error) and ask.outcome is not None:
         raise Invalid("bad_request", "what was not done has no outcome: give outcome or error")
     event = session.settle(ask.effect, ask.outcome, failed=ask.failed, error=ask.error)
@@ -130,13 +140,13 @@ class ListApprovals(Paged, frozen=True):
 
 @operation("GET", "/sessions/{session}/approvals")
 def approvals(view: SessionReader, ask: ListApprovals) -> Page[Approval]:
-    """What humans were asked to allow, and their answers."""
+    """List the approvals that a session asked for, with the answers."""
     found = [one for one in view.approvals() if ask.state in (None, one.state)]
     return paginate(found, ask, lambda one: one.id)
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """Which session asks."""
+    """An approval that waits for an answer, with the session that asked for it."""
 
     session: str
     name: str
@@ -146,7 +156,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 @operation("GET", "/approvals", filtered=True)
 def all_approvals(hub: Hub, ask: Paged, caller: Caller) -> Page[Waiting]:
-    """What waits for a human in the sessions that the token may see."""
+    """List the approvals that wait for an answer, in all sessions that the token may see."""
     found = [
         Waiting(row.id, row.name, row.agent, one)
         for row, one in pending_approvals(hub.session_manager, caller.sees)
@@ -161,12 +171,12 @@ class RequestApproval(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/approvals", status=201)
 def request_approval(session: Session, ask: RequestApproval) -> CreatedId:
-    """Ask a human to allow something."""
+    """Ask a person to allow something."""
     return CreatedId(session.request_approval(ask.what, why=ask.why))
 
 
 class AnswerApproval(OperationRequest, frozen=True):
-    """`by` is whose answer it is, if not that of the one who asks."""
+    """`by`: the name of the person who answers, by default the name of the caller."""
 
     approval: Id
     by: str = ""
@@ -175,14 +185,15 @@ class AnswerApproval(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/approvals/{approval}/approve", needs="admin")
 def approve(view: SessionReader, ask: AnswerApproval, caller: Caller) -> Approval:
-    """Allow what a session asked for, whoever writes to it; the first answer counts. An agent's
-    own token, which may write, cannot."""
+    """Allow an approval that a session asked for. No lease is needed, and the first answer counts.
+    The own token of an agent, which allows write only, cannot allow it.
+    """
     by = ask.by or caller.name
     return answer_approval(hub_of(view), view.id, ask.approval, by=by, ok=True, why=ask.why)
 
 
 @operation("POST", "/sessions/{session}/approvals/{approval}/deny", needs="admin")
 def deny(view: SessionReader, ask: AnswerApproval, caller: Caller) -> Approval:
-    """Forbid it; the reason is told to whoever asked."""
+    """Deny an approval that a session asked for. The session that asked gets the reason."""
     by = ask.by or caller.name
     return answer_approval(hub_of(view), view.id, ask.approval, by=by, ok=False, why=ask.why)

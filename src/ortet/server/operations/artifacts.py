@@ -1,4 +1,6 @@
-"""Artifacts by name and version, and what led to them; their bytes go by stream."""
+"""Artifacts of a session by name and version, and their lineage. Separate operations stream their
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Version = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 
 
 class ListArtifacts(Paged, frozen=True):
-    """The last version of each, or all `versions`; of one `name`, of one `kind`."""
+    """`versions`: all versions, not only the last version of each artifact. `name` and `kind`: only
+    artifacts with this name or kind.
+    """
 
     name: str | None = None
     kind: str | None = None
@@ -29,7 +33,7 @@ class ListArtifacts(Paged, frozen=True):
 
 @operation("GET", "/sessions/{session}/artifacts")
 def list_artifacts(view: SessionReader, ask: ListArtifacts) -> Page[Artifact]:
-    """What a session made, by name: files, texts, links."""
+    """List the artifacts of a session by name. An artifact is a file, a text or a link."""
     found = sorted(view.artifacts(), key=lambda one: (one.name, one.version))
     if not ask.versions:
         found = list({one.name: one for one in found}.values())
@@ -38,8 +42,9 @@ def list_artifacts(view: SessionReader, ask: ListArtifacts) -> Page[Artifact]:
 
 
 class KeepArtifact(OperationRequest, frozen=True):
-    """A `link` to it, its `data` as text, or neither: then it is the file of this name in the
-    workspace."""
+    """`link`: the address of the content. `data`: the content as text. If both are missing, the
+    content is the file of this name in the workspace.
+    """
 
     name: ArtifactName
     link: str = ""
@@ -51,7 +56,9 @@ class KeepArtifact(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/artifacts", status=201)
 def artifact(session: Session, ask: KeepArtifact) -> Artifact:
-    """Keep a thing that was made; the same name again is the next version. PUT sends bytes."""
+    """Store an artifact. If the name exists already, this is its next version. A PUT request stores
+    bytes.
+    """
     if ask.link and ask.data is not None:
         raise Invalid("bad_request", "link or data? give one of them")
     if not ask.link and ask.data is None and not session.row.has_files:
@@ -62,7 +69,7 @@ def artifact(session: Session, ask: KeepArtifact) -> Artifact:
 
 
 class AskLineage(OperationRequest, frozen=True):
-    """`version`: the last without it."""
+    """`version`: the version of the artifact, by default the last."""
 
     name: ArtifactName
     version: Version | None = None
@@ -70,11 +77,11 @@ class AskLineage(OperationRequest, frozen=True):
 
 @operation("GET", "/sessions/{session}/lineage")
 def lineage(view: SessionReader, ask: AskLineage) -> Lineage:
-    """What led to an artifact: the action that was being done, and the reason."""
+    """Show the lineage of an artifact: the action that made it, and the reason."""
     return view.lineage(ask.name, ask.version)
 
 
 @operation("POST", "/sessions/{session}/orphans")
 def orphans(session: Session) -> Orphans:
-    """Look for artifacts whose content is lost, and files that no event accounts for."""
+    """Find artifacts whose content is missing, and files that no event explains."""
     return session.orphans()

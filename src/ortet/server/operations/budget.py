@@ -1,4 +1,4 @@
-"""Money: what was spent, what may be, the bill, and calls of models with what they cost."""
+"""The budget of a session, the bill, and calls of models with their cost."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ Counter = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
 class BudgetInfo(msgspec.Struct, frozen=True):
-    """By counter, of the whole family: what may be spent at most (`limits`), what is warned of
-    (`soft`), what was `spent`, what is `left`, here or where this session works for another."""
+    """Amounts by counter, for the whole family of the session. `limits`: the hard limits. `soft`:
+    the limits that cause a warning. `spent`: the amount that was spent. `left`: the amount that is
+    left, here or in the budget of the session that this session works for.
+    """
 
     limits: dict[str, float]
     soft: dict[str, float]
@@ -57,13 +59,14 @@ def _budget(view: SessionReader) -> BudgetInfo:
 
 @operation("GET", "/sessions/{session}/budget")
 def show_budget(view: SessionReader) -> BudgetInfo:
-    """What may be spent, and what was: no restore refunds anything."""
+    """Show the limits of a session and the amounts that were spent. A restore refunds nothing."""
     return _budget(view)
 
 
 class SetBudget(OperationRequest, frozen=True):
-    """Null takes a limit away; those that are not given stay. Hard ones pause the session when they
-    are overrun, `soft` ones record a warning once."""
+    """A null removes a limit. Limits that are not given stay. If a hard limit is exceeded, the
+    session is paused. If a `soft` limit is exceeded, a warning is recorded once.
+    """
 
     limits: dict[Counter, Amount | None] = {}
     soft: dict[Counter, Amount | None] = {}
@@ -71,21 +74,24 @@ class SetBudget(OperationRequest, frozen=True):
 
 @operation("PUT", "/sessions/{session}/budget")
 def budget(session: Session, ask: SetBudget) -> BudgetInfo:
-    """Set limits for a session and its forks."""
+    """Set the limits of a session and its forks."""
     session.budget(soft=ask.soft, **_counters(ask.limits))
     return _budget(session)
 
 
 class Spend(OperationRequest, frozen=True):
-    """As {"tokens": 1200, "usd": 0.01}: any counter."""
+    """The amounts by counter, such as {"tokens": 1200, "usd": 0.01}. A counter can have any
+    name.
+    """
 
     amounts: Annotated[dict[Counter, Amount], msgspec.Meta(min_length=1, max_length=100)]
     model: str = ""
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """It is recorded in any case. `stopped`: it was too much, so the session is paused, and does
-    nothing before a limit was raised."""
+    """The amounts were recorded in any case. `stopped`: a hard limit was exceeded, so the session
+    is paused until a limit is raised.
+    """
 
     event: EventInfo
     left: dict[str, float]
@@ -94,7 +100,7 @@ class Spent(msgspec.Struct, frozen=True):
 
 @operation("POST", "/sessions/{session}/spend", status=201)
 def spend(session: Session, ask: Spend) -> Spent:
-    """Say that some of the budget was used up."""
+    """Record that a part of the budget was spent."""
     before, stopped = session.event_log.tip().seq, None
     try:
         event = session.spend(model=ask.model, **_counters(ask.amounts))
@@ -113,8 +119,10 @@ def _find_recorded_event(session: Session, after: int, kind: str, error: Refused
 
 
 class CallModel(OperationRequest, frozen=True):
-    """A call that was made. Each number in `usage` is spent, and `tokens` if it only says parts.
-    `request` and `response` are text or any JSON; they are stored apart."""
+    """A call of a model that the client made. Each number in `usage` is spent. If `usage` has only
+    parts of the tokens, their sum is spent as `tokens`. `request` and `response`: text or any JSON,
+    stored as objects.
+    """
 
     model: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
     provider: str = ""
@@ -143,7 +151,7 @@ class ListCalls(Paged, frozen=True):
 
 @operation("GET", "/sessions/{session}/model-calls")
 def model_calls(view: SessionReader, ask: ListCalls) -> Page[ModelCall]:
-    """Calls of models, in order; requests and responses by their size and hash."""
+    """List calls of models in order. A request or response is shown by its size and hash."""
     found = [
         one
         for one in view.model_calls()
@@ -157,7 +165,9 @@ class OneCall(OperationRequest, frozen=True):
 
 
 class WholeCall(msgspec.Struct, frozen=True):
-    """With what was asked and answered, as text; null where it was not kept."""
+    """A call of a model, with its request and response as text. They are null if they were not
+    stored.
+    """
 
     call: ModelCall
     request: str | None
@@ -166,7 +176,7 @@ class WholeCall(msgspec.Struct, frozen=True):
 
 @operation("GET", "/sessions/{session}/model-calls/{seq:int}")
 def show_model_call(view: SessionReader, ask: OneCall) -> WholeCall:
-    """One call by the number of its event, with its request and response."""
+    """Show a call of a model by the number of its event, with its request and response."""
     found = next((one for one in view.model_calls() if one.seq == ask.seq), None)
     if found is None:
         raise NotFound("no_call", f"event {ask.seq} is no call of a model: list them")
@@ -180,7 +190,7 @@ def _text(view: SessionReader, content: StoredContent) -> str | None:
 
 
 class AskBill(OperationRequest, frozen=True):
-    """Totals `by` session, agent, model or day."""
+    """`by`: group the amounts by session, agent, model or day."""
 
     since: When | None = None
     by: GroupBy = "session"
@@ -192,6 +202,8 @@ class Bills(msgspec.Struct, frozen=True):
 
 @operation("GET", "/bill", filtered=True)
 def show_bill(hub: Hub, ask: AskBill, caller: Caller) -> Bills:
-    """What was spent by the agents that the token may see; it outlives sessions."""
+    """Show the amounts that were spent by the agents that the token may see. The bill includes
+    sessions that were removed.
+    """
     since = parse_time(hub, "since", ask.since)
     return Bills(bill(hub.catalog, since, ask.by, sees=caller.sees))

@@ -1,5 +1,6 @@
-"""The world around a session: its surroundings, work with others, rate limits, tokens by name,
-what a browser had open, and what is handed to the next worker. Secrets are named, never told."""
+"""The state outside of a session: its environment, collaborations, rate limits, token names,
+browser state and handover files. Values of secrets are never returned.
+"""
 
 from __future__ import annotations
 
@@ -23,27 +24,28 @@ Calls = Annotated[float, msgspec.Meta(ge=0, le=1e14)]
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """Null: nobody has looked."""
+    """The recorded environment. It is null if it was never recorded."""
 
     environment: Environment | None
 
 
 @operation("GET", "/sessions/{session}/environment")
 def show_environment(view: SessionReader) -> Surroundings:
-    """Packages, variables, hosts and repository as they were when somebody last looked. Variables
-    that are secret are there by reference."""
+    """Show the last recorded environment of a session: packages, variables, hosts and repository.
+    Secret variables are shown by reference.
+    """
     found = SessionReader.environment(view)  # recorded only: an open session would probe
     return Surroundings(found)
 
 
 @operation("POST", "/sessions/{session}/environment", needs_host=True)
 def environment(session: Session) -> Surroundings:
-    """Look at what surrounds the workspace, on the server's host, and record what changed."""
+    """Record the environment of the workspace on the server's host, and return the changes."""
     return Surroundings(session.environment())
 
 
 class Compare(OperationRequest, frozen=True):
-    """`to` a commit; else to the head."""
+    """`to`: the commit to compare with, by default the head."""
 
     to: Ref | None = None
 
@@ -54,19 +56,22 @@ class Differences(msgspec.Struct, frozen=True):
 
 @operation("POST", "/sessions/{session}/environment/compare", needs_host=True)
 def compare_environment(session: Session, ask: Compare) -> Differences:
-    """How the surroundings now differ from those of a commit; nothing is recorded."""
+    """Compare the present environment with the environment of a commit. Nothing is recorded."""
     return Differences(session.environment(compare=ask.to or True))
 
 
 @operation("GET", "/sessions/{session}/collaborations")
 def list_collaborations(view: SessionReader, ask: Paged) -> Page[Collaboration]:
-    """What others see, or will: branches, pull requests, comments half written."""
+    """List the work of a session that others see or will see, such as branches, pull requests and
+    draft comments.
+    """
     return paginate(view.collaborations(), ask, lambda one: one.name)
 
 
 class Collaborate(OperationRequest, frozen=True):
-    """What is not given stays as it was. A draft until it is done or withdrawn, which is final;
-    `effect` is the action that made it."""
+    """Fields that are not given stay unchanged. `status`: a collaboration is a draft until it is
+    done or withdrawn, which is final. `effect`: the id of the action that made it.
+    """
 
     name: Label
     kind: str | None = None
@@ -78,7 +83,9 @@ class Collaborate(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/collaborations", status=201)
 def collaborate(session: Session, ask: Collaborate) -> Collaboration:
-    """Record something that others see, or change what is recorded of it."""
+    """Record a collaboration, or change its record. A collaboration is something that others see,
+    such as a pull request.
+    """
     return session.collaborate(
         ask.name,
         kind=ask.kind,
@@ -91,12 +98,14 @@ def collaborate(session: Session, ask: Collaborate) -> Collaboration:
 
 @operation("GET", "/sessions/{session}/windows")
 def list_windows(view: SessionReader, ask: Paged) -> Page[RateLimitWindow]:
-    """Rate limits by service, as its agent knows them now."""
+    """List the rate limits of the agent by service."""
     return paginate(view.windows(), ask, lambda one: one.service)
 
 
 class SetWindow(OperationRequest, frozen=True):
-    """How many calls a service still takes until `reset`, in seconds since 1970."""
+    """`remaining`: the number of calls that the service still accepts until `reset`, a time in
+    seconds since 1970.
+    """
 
     service: Label
     remaining: Calls
@@ -106,19 +115,21 @@ class SetWindow(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/windows", status=201)
 def window(session: Session, ask: SetWindow) -> EventInfo:
-    """Record what a service said of its limit; all sessions of the agent know it then."""
+    """Record the rate limit of a service. All sessions of the agent see it."""
     event = session.window(ask.service, remaining=ask.remaining, reset=ask.reset, limit=ask.limit)
     return recorded_event_info(session, event)
 
 
 @operation("GET", "/sessions/{session}/tokens")
 def list_tokens(view: SessionReader, ask: Paged) -> Page[ServiceToken]:
-    """Which entry of the vault is for which service: names, no values."""
+    """List the services of a session with the names of their secrets in the vault. Values are not
+    returned.
+    """
     return paginate(view.tokens(), ask, lambda one: one.service)
 
 
 class NameToken(OperationRequest, frozen=True):
-    """`vault` is the name under which the vault has it."""
+    """`vault`: the name of the secret in the vault."""
 
     service: Label
     vault: Label
@@ -126,13 +137,14 @@ class NameToken(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/tokens", status=201)
 def token(session: Session, ask: NameToken) -> EventInfo:
-    """Say which entry of the vault lets one into a service."""
+    """Record which secret of the vault gives access to a service."""
     return recorded_event_info(session, session.token(ask.service, ask.vault))
 
 
 class BrowserInfo(msgspec.Struct, frozen=True):
-    """`storage` is the name under which the vault has cookies and local storage, "" for none: the
-    state itself is full of secrets, and not told."""
+    """`storage`: the name under which the vault has the cookies and the local storage, or "" for
+    none. The storage state itself contains secrets and is not returned.
+    """
 
     urls: list[str]
     storage: str
@@ -145,12 +157,12 @@ def _browser(view: SessionReader) -> BrowserInfo:
 
 @operation("GET", "/sessions/{session}/browser")
 def show_browser(view: SessionReader) -> BrowserInfo:
-    """What a browser had open."""
+    """Show the recorded browser state of a session."""
     return _browser(view)
 
 
 class SetBrowser(OperationRequest, frozen=True):
-    """`storage` is a storage state as Playwright gives it; it goes into the vault."""
+    """`storage`: a storage state in the format of Playwright. The vault stores it."""
 
     urls: list[str] | None = None
     storage: dict[str, Any] | None = None
@@ -158,20 +170,22 @@ class SetBrowser(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/browser", status=201)
 def browser(session: Session, ask: SetBrowser) -> BrowserInfo:
-    """Record what a browser has open, and its storage state."""
+    """Record the open pages of a browser and its storage state."""
     if ask.urls is not None or ask.storage is not None:
         session.browser(ask.urls, ask.storage)
     return _browser(session)
 
 
 class HandoverText(msgspec.Struct, frozen=True):
-    """Files by name, as text."""
+    """The handover files by name, as text."""
 
     files: dict[str, str]
 
 
 @operation("GET", "/sessions/{session}/handover")
 def handover(view: SessionReader) -> HandoverText:
-    """A feature list, a progress log and a briefing for the next worker; nothing is written."""
+    """Return a feature list, a progress log and a briefing for the next worker. Nothing is
+    written.
+    """
     files = handovers.contents(view, ProgressLog())
     return HandoverText({name: text.decode("utf-8", "replace") for name, text in files.items()})

@@ -1,4 +1,4 @@
-"""What is kept, how long, and for whom: audit, holds, retention, erasure."""
+"""Audit, holds, retention policies and erasure."""
 
 from __future__ import annotations
 
@@ -34,16 +34,19 @@ User = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 
 
 class Audit(OperationRequest, frozen=True):
-    """Only the lines of events from `since` on, `limit` of them; all of the chain is checked."""
+    """`since`: the number of the first event whose line is returned. `limit`: the maximum number of
+    lines. The whole hash chain is checked in any case.
+    """
 
     since: Number = 0
     limit: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 1000
 
 
 class AuditInfo(msgspec.Struct, frozen=True):
-    """`head` is the hash of the last event: kept elsewhere, it proves later that nothing before it
-    was changed. `sealed` events are in a commit, too. `next` is the `since` of the lines that
-    follow; null: there are none."""
+    """`head`: the hash of the last event. If you store it elsewhere, it proves later that no
+    earlier event was changed. `sealed`: the number of events that are also part of a commit.
+    `next`: the `since` of the next lines, or null if there are none.
+    """
 
     session: str
     name: str
@@ -59,9 +62,10 @@ class AuditInfo(msgspec.Struct, frozen=True):
 
 
 class ReceiptInfo(msgspec.Struct, frozen=True):
-    """What an erasure destroyed. Not `complete`: another process still holds a copy of the objects
-    that are `left`; ask again when it has ended. `replaced`: objects, and what stands for each; the
-    signature is the store's own, in base64."""
+    """The receipt of an erasure. If `complete` is false, another process still holds a copy of the
+    objects in `left`: repeat the request after that process has ended. `replaced`: the destroyed
+    objects and their replacements. `signature`: the signature of the store, in base64.
+    """
 
     id: str
     time: int
@@ -81,7 +85,9 @@ def _receipt_info(receipt: ErasureReceipt) -> ReceiptInfo:
 
 @operation("GET", "/sessions/{session}/audit")
 def audit(view: SessionReader, ask: Audit) -> AuditInfo:
-    """Check every link and every seal of a session; who did what, when and why."""
+    """Check every link and every seal of a session's hash chain. The lines say who did what, when
+    and why.
+    """
     found = hub_of(view).audit(view.id)
     behind = [line for line in found.lines if line.seq >= ask.since]
     lines = behind[: ask.limit]
@@ -101,14 +107,14 @@ def audit(view: SessionReader, ask: Audit) -> AuditInfo:
 
 
 class HoldInfo(Hold, frozen=True):
-    """`name` is the session's."""
+    """A hold on a session. `name`: the name of the session."""
 
     name: str
 
 
 @operation("GET", "/holds", filtered=True)
 def list_holds(hub: Hub, ask: Paged, caller: Caller) -> Page[HoldInfo]:
-    """Sessions of which nothing may go."""
+    """List the sessions that are on hold. Nothing of a session on hold can be deleted."""
     found = [
         HoldInfo(**msgspec.structs.asdict(held), name=row.name)
         for row in visible_sessions(hub, caller)
@@ -119,13 +125,13 @@ def list_holds(hub: Hub, ask: Paged, caller: Caller) -> Page[HoldInfo]:
 
 @operation("PUT", "/sessions/{session}/hold", needs="admin")
 def hold(view: SessionReader, ask: Why) -> Hold:
-    """Let nothing of a session go, whatever a policy or an erasure says."""
+    """Put a session on hold. No policy and no erasure deletes anything of it."""
     return hub_of(view).governance.hold(view.id, ask.why)
 
 
 @operation("DELETE", "/sessions/{session}/hold", needs="admin")
 def release(view: SessionReader) -> Hold:
-    """End a hold."""
+    """End the hold of a session."""
     held = hold_of(hub_of(view).store, view.id)
     if held is None:
         raise NotFound("no_hold", f"{view.name} is not on hold: GET /holds lists what is")
@@ -134,15 +140,17 @@ def release(view: SessionReader) -> Hold:
 
 
 class PolicyInfo(RetentionPolicy, frozen=True):
-    """How many days an agent's messages are kept, and after how many idle ones its sessions are
-    archived; null: for ever, never."""
+    """The retention policy of an agent. `keep_messages`: the number of days for which messages are
+    kept, or null for ever. `archive_after`: the number of idle days after which a session is
+    archived, or null for never.
+    """
 
     agent: str = ""
 
 
 @operation("GET", "/retention", filtered=True)
 def list_retention(hub: Hub, ask: Paged, caller: Caller) -> Page[PolicyInfo]:
-    """The policies of agents that have one."""
+    """List the retention policies of all agents that have one."""
     found = [
         PolicyInfo(policy.keep_messages, policy.archive_after, agent)
         for agent, policy in policies(hub.store).items()
@@ -157,13 +165,15 @@ class OfAgent(OperationRequest, frozen=True):
 
 @operation("GET", "/retention/{agent}", filtered=True)
 def show_retention(hub: Hub, ask: OfAgent, caller: Caller) -> PolicyInfo:
-    """The policy of one agent; without one, all is kept for ever."""
+    """Show the retention policy of an agent. Without a policy, everything is kept for ever."""
     found = policy_of(hub.store, check_agent_visible(caller, ask.agent))
     return PolicyInfo(found.keep_messages, found.archive_after, ask.agent)
 
 
 class SetRetention(OfAgent, frozen=True):
-    """In days; what is left out is for ever, or never."""
+    """`keep_messages`: the number of days for which messages are kept; without it, for ever.
+    `archive_after`: the number of idle days after which a session is archived; without it, never.
+    """
 
     keep_messages: Days | None = None
     archive_after: Days | None = None
@@ -171,7 +181,7 @@ class SetRetention(OfAgent, frozen=True):
 
 @operation("PUT", "/retention/{agent}", needs="admin", filtered=True)
 def set_retention(hub: Hub, ask: SetRetention, caller: Caller) -> PolicyInfo:
-    """Set the policy of an agent; `retain` applies it."""
+    """Set the retention policy of an agent. The operation `retain` applies it."""
     check_agent_visible(caller, ask.agent)
     made = hub.governance.retention(
         ask.agent, keep_messages=ask.keep_messages, archive_after=ask.archive_after
@@ -180,19 +190,21 @@ def set_retention(hub: Hub, ask: SetRetention, caller: Caller) -> PolicyInfo:
 
 
 class Retain(OperationRequest, frozen=True):
-    """`dry_run`: only tell what would be done."""
+    """`dry_run`: only report the changes."""
 
     dry_run: bool = False
 
 
 @operation("POST", "/retain", needs="admin")
 def retain(hub: Hub, ask: Retain) -> RetainReport:
-    """Apply all policies: erase, archive, trim. A session in use is left alone."""
+    """Apply all retention policies: erase, archive and trim. Sessions in use are not changed."""
     return hub.governance.retain(dry_run=ask.dry_run)
 
 
 class EraseOf(OperationRequest, frozen=True):
-    """All that a session did itself, or these events, or what a `user` did and said in it."""
+    """Without fields, everything that the session did itself. `seqs`: only the events with these
+    numbers. `user`: only the actions and messages of this user.
+    """
 
     session: str
     seqs: Annotated[list[Number], msgspec.Meta(min_length=1, max_length=100_000)] | None = None
@@ -201,8 +213,9 @@ class EraseOf(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/erase", needs="admin", filtered=True)
 def erase(rooms: SessionPool, ask: EraseOf, caller: Caller) -> ReceiptInfo:
-    """Destroy what events say, in rows, objects and archives; that they happened stays recorded.
-    Forks lose what they share."""
+    """Erase the content of events in rows, objects and archives. The events stay in the journal
+    without content, also in forks that share them.
+    """
     row = rooms.row(ask.session, caller.sees)
     with rooms.hub() as hub:
         family = [one for one in hub.sessions() if one.family == row.family]
@@ -216,7 +229,7 @@ class EraseUser(OperationRequest, frozen=True):
 
 @operation("POST", "/erase", needs="admin")
 def erase_user(rooms: SessionPool, ask: EraseUser) -> ReceiptInfo:
-    """Destroy what a user did and said, in all sessions."""
+    """Erase the actions and messages of a user in all sessions."""
     with rooms.hub() as hub:
         rows = hub.sessions()
     with _with_sessions_closed(rooms, rows) as hub:
@@ -225,7 +238,7 @@ def erase_user(rooms: SessionPool, ask: EraseUser) -> ReceiptInfo:
 
 @operation("GET", "/erasures", needs="admin")
 def list_erasures(hub: Hub, ask: Paged) -> Page[ReceiptInfo]:
-    """The receipts of all erasures, the oldest first."""
+    """List the receipts of all erasures, the oldest first."""
     return paginate(list(receipts(hub.catalog)), ask, lambda one: one.id).map_items(_receipt_info)
 
 

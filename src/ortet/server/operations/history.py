@@ -1,4 +1,4 @@
-"""History: commits, what led to each of them, and what differs between two."""
+"""Commits, the events that led to them, and differences between commits."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ MaxItems = Annotated[int, msgspec.Meta(ge=0, le=1000, description="So many at mo
 
 
 class NamedCommit(CommitInfo, frozen=True):
-    """A commit, and the branches and tags that are on it; a tag as tag:NAME."""
+    """A commit, with the branches and tags that point to it. A tag is written tag:NAME."""
 
     refs: list[str]
 
 
 class FileChanges(msgspec.Struct, frozen=True):
-    """What happened to files: how many of each kind, and the first of them by path."""
+    """Changes of files: the number of each kind, and the first changes by path."""
 
     counts: dict[str, int]
     total: int
@@ -53,9 +53,10 @@ class FileChanges(msgspec.Struct, frozen=True):
 
 
 class CommitPage(msgspec.Struct, frozen=True):
-    """A commit, and what led from its first parent to it. `sessions` work on branches that are on
-    it. Its events are those from `first` to `last`, so many of each kind; `reasons` are the newest
-    of them, in order; `more`: there were others."""
+    """A commit, and the events between its first parent and the commit. `sessions`: the sessions of
+    branches that point to the commit. `first` and `last`: the numbers of the first and last event.
+    `reasons`: the newest events that give reasons, in order. `more`: there are further reasons.
+    """
 
     commit: NamedCommit
     sessions: list[str]
@@ -70,7 +71,9 @@ class CommitPage(msgspec.Struct, frozen=True):
 
 
 class ListCommits(Paged, frozen=True):
-    """`ref`: where to begin; `first_parent`: only along first parents, not into what was merged."""
+    """`ref`: the commit to start at. `first_parent`: follow only first parents, not merged
+    commits.
+    """
 
     ref: Ref = "HEAD"
     first_parent: bool = False
@@ -78,7 +81,7 @@ class ListCommits(Paged, frozen=True):
 
 @operation("GET", "/sessions/{session}/commits")
 def list_commits(view: SessionReader, ask: ListCommits, caller: Caller) -> Page[NamedCommit]:
-    """The commits of a session's branch, or of another `ref`, the newest first."""
+    """List the commits of a session's branch, or of another `ref`, the newest first."""
     head = view.head
     if head is None and ask.ref in ("HEAD", "@"):
         return Page([])
@@ -86,12 +89,12 @@ def list_commits(view: SessionReader, ask: ListCommits, caller: Caller) -> Page[
 
 
 class ListAll(ListCommits, frozen=True):
-    """`ref`: a branch, a tag or an id; without it, the only branch that there is."""
+    """`ref`: a branch, a tag or a commit id. It may be missing if the store has only one branch."""
 
 
 @operation("GET", "/commits", filtered=True)
 def list_all_commits(hub: Hub, ask: ListAll, caller: Caller) -> Page[NamedCommit]:
-    """The commits that lead to a `ref`, the newest first."""
+    """List the commits that lead to a `ref`, the newest first."""
     return log_page(hub, ask, caller)
 
 
@@ -119,7 +122,7 @@ def log_page(
 
 
 class ShowCommit(OperationRequest, frozen=True):
-    """`reasons` and `files`: so many at most; `patch`: with changed lines."""
+    """`reasons` and `files`: the maximum number of each. `patch`: include changed lines."""
 
     commit: Ref
     reasons: MaxItems = 200
@@ -129,13 +132,15 @@ class ShowCommit(OperationRequest, frozen=True):
 
 @operation("GET", "/commits/{commit}", filtered=True)
 def show_commit(hub: Hub, ask: ShowCommit, caller: Caller) -> CommitPage:
-    """One commit: its message, the reasoning that led to it, facts learned, files changed."""
+    """Show a commit: its message, the reasons for it, the facts learned and the files changed."""
     return commit_page(hub, hub.refs.resolve(ask.commit), ask, caller)
 
 
 @operation("GET", "/sessions/{session}/commits/{commit}")
 def show_own_commit(view: SessionReader, ask: ShowCommit, caller: Caller) -> CommitPage:
-    """One commit of a session, with what led to it. HEAD is the head of the session."""
+    """Show a commit of a session, with the events that led to it. HEAD is the head of the
+    session.
+    """
     return commit_page(hub_of(view), resolve_ref(view, ask.commit), ask, caller)
 
 
@@ -158,8 +163,10 @@ def commit_page(hub: Hub, oid: Oid, ask: ShowCommit, caller: Caller) -> CommitPa
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """From one commit to another, or (`new` is null) to the present. `left` was said on the way to
-    the old one only, `come` on the way to the new one."""
+    """The difference between the commit `old` and the commit `new`. If `new` is null, the
+    difference between `old` and the present state. `left`: messages only on the way to `old`.
+    `come`: messages only on the way to `new`.
+    """
 
     old: str
     new: str | None
@@ -175,8 +182,9 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class DiffWith(OperationRequest, frozen=True):
-    """`patch`: with changed lines, as far as they are no more than a few thousand; `messages`: so
-    many at most of each side."""
+    """`patch`: include changed lines, up to a few thousand. `messages`: the maximum number of
+    messages of each side.
+    """
 
     old: Ref
     new: Ref
@@ -187,7 +195,7 @@ class DiffWith(OperationRequest, frozen=True):
 
 @operation("GET", "/diff", filtered=True)
 def diff(hub: Hub, ask: DiffWith, caller: Caller) -> Difference:
-    """What differs between two commits: files, facts, plan, messages."""
+    """Compare two commits: files, facts, plan and messages."""
     del caller  # the hub resolves only commits that the caller may see
     old, new = hub.refs.resolve(ask.old), hub.refs.resolve(ask.new)
     found = compare(hub.session_manager, old, new, limit=max(ask.messages, 1))
@@ -195,7 +203,9 @@ def diff(hub: Hub, ask: DiffWith, caller: Caller) -> Difference:
 
 
 class DiffOwn(DiffWith, frozen=True):
-    """HEAD is the session's own: by default, what its newest commit changed."""
+    """HEAD is the head of the session. Without fields, the newest commit is compared with its
+    parent.
+    """
 
     old: Ref = "HEAD^"
     new: Ref = "HEAD"
@@ -203,7 +213,7 @@ class DiffOwn(DiffWith, frozen=True):
 
 @operation("GET", "/sessions/{session}/diff")
 def diff_own(view: SessionReader, ask: DiffOwn) -> Difference:
-    """What differs between two commits of a session. HEAD is the head of the session."""
+    """Compare two commits of a session. HEAD is the head of the session."""
     old, new = resolve_ref(view, ask.old), resolve_ref(view, ask.new)
     found = compare(view.sessions, old, new, limit=max(ask.messages, 1))
     return _difference(hub_of(view), old, new, found, ask)
@@ -218,8 +228,9 @@ class DiffPresent(OperationRequest, frozen=True):
 
 @operation("GET", "/sessions/{session}/present", needs="write")
 def diff_present(session: Session, ask: DiffPresent) -> Difference:
-    """What differs between a commit and the session as it is now, committed or not. Its files are
-    looked at, for which its machine is started."""
+    """Compare a commit with the present state of a session, including uncommitted changes. The
+    machine of the session is started to read its files.
+    """
     old, machine = resolve_ref(session, ask.old), files_now(session)
     found = compare_now(session, old, machine, limit=max(ask.messages, 1))
     return _difference(hub_of(session), old, None, found, ask)

@@ -1,4 +1,4 @@
-"""Programs that go on in a machine: services and shells, what they write, and their end."""
+"""Programs that keep running in a machine: services and shells, their output and their end."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ _KILL_WAIT_SECONDS = 20.0
 
 
 class Spawn(OperationRequest, frozen=True):
-    """A `command` that is text goes to sh -c, a list is executed as it is. `stdin`: it is to have
-    an input, which can be written to."""
+    """`command`: text runs in sh -c, a list is executed directly. `stdin`: give the program an
+    input that can be written to.
+    """
 
     name: Name
     command: Command
@@ -44,8 +45,9 @@ class Spawn(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/jobs", status=201, needs_host=True)
 def spawn(session: Session, ask: Spawn) -> JobInfo:
-    """Start a service: a program that goes on under a name, and is part of a commit where the
-    engine carries processes."""
+    """Start a service. A service is a named program that keeps running. It is part of a commit if
+    the engine saves processes.
+    """
     job = session.spawn(
         ask.name, ask.command, why=ask.why, cwd=ask.cwd, env=ask.env, stdin=ask.stdin
     )
@@ -61,7 +63,9 @@ class Shell(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/shells", status=201, needs_host=True)
 def shell(session: Session, ask: Shell) -> JobInfo:
-    """The shell of this name, at a terminal of its own; started at first use."""
+    """Return the shell of this name, with a terminal of its own. The shell is started at first
+    use.
+    """
     return _info(session, session.shell(ask.name, why=ask.why, size=(ask.rows, ask.cols)))
 
 
@@ -75,7 +79,7 @@ class JobsRequest(Paged, frozen=True):
 
 @operation("GET", "/sessions/{session}/jobs", filtered=True)
 def list_jobs(rooms: SessionPool, ask: JobsRequest, caller: Caller) -> Page[JobInfo]:
-    """Services and shells of the machine that lives in this server, running or ended."""
+    """List the services and shells of the machine that is open in this server, running or ended."""
     row = rooms.row(ask.session, caller.sees)
     found = ask_machine(rooms, row, lambda inside: [job for job in inside.jobs() if job.name])
     return paginate(found, ask, lambda job: job.id)
@@ -83,7 +87,9 @@ def list_jobs(rooms: SessionPool, ask: JobsRequest, caller: Caller) -> Page[JobI
 
 @operation("GET", "/sessions/{session}/processes", filtered=True)
 def list_processes(rooms: SessionPool, ask: JobsRequest, caller: Caller) -> Page[ProcessInfo]:
-    """Every process of the machine that lives in this server; their numbers are its own."""
+    """List all processes of the machine that is open in this server. The process ids are those
+    inside the machine.
+    """
     row = rooms.row(ask.session, caller.sees)
     found = ask_machine(rooms, row, lambda inside: inside.ps())
     return paginate(found, ask, lambda one: one.pid)
@@ -96,7 +102,7 @@ class OfJob(OperationRequest, frozen=True):
 
 @operation("GET", "/sessions/{session}/jobs/{name}", filtered=True)
 def show_job(rooms: SessionPool, ask: OfJob, caller: Caller) -> JobInfo:
-    """One service or shell, running or ended."""
+    """Show a service or shell, running or ended."""
     row = rooms.row(ask.session, caller.sees)
 
     def look(inside: InitClient) -> JobInfo:
@@ -107,8 +113,10 @@ def show_job(rooms: SessionPool, ask: OfJob, caller: Caller) -> JobInfo:
 
 
 class ReadOutput(OfJob, frozen=True):
-    """What came behind byte `cursor`, at most `most` of them; with `wait`, so many seconds for the
-    first. `stream`: both as they came (output), or one of them; a terminal has only stdout."""
+    """`cursor`: the position of the first byte. `most`: the maximum number of bytes. `wait`: the
+    number of seconds to wait for the first byte. `stream`: one of the two streams, or both in the
+    order of writing (output). A terminal has only stdout.
+    """
 
     cursor: Number = 0
     wait: Wait = 0.0
@@ -118,9 +126,10 @@ class ReadOutput(OfJob, frozen=True):
 
 
 class Output(msgspec.Struct, frozen=True):
-    """A part of an output. `cursor` is where the next begins; `missed` bytes before this are gone;
-    `eof`: nothing will come any more; `code` is the exit code, once it has ended. In text, what is
-    no UTF-8 is replaced."""
+    """A part of an output. `cursor`: the position after this part. `missed`: the number of bytes
+    before this part that are lost. `eof`: no more output will follow. `code`: the exit code, after
+    the program ended. In text, bytes that are not UTF-8 are replaced.
+    """
 
     data: str
     cursor: int
@@ -131,7 +140,7 @@ class Output(msgspec.Struct, frozen=True):
 
 @operation("GET", "/sessions/{session}/jobs/{name}/output", filtered=True)
 def read_output(rooms: SessionPool, ask: ReadOutput, caller: Caller) -> Output:
-    """A part of what a service or shell wrote; the last megabyte is kept."""
+    """Read a part of the output of a service or shell. The last megabyte is kept."""
     row = rooms.row(ask.session, caller.sees)
     stream = ask.stream
     if stream is None:
@@ -156,7 +165,7 @@ def read_output(rooms: SessionPool, ask: ReadOutput, caller: Caller) -> Output:
 
 
 class ReadLogs(OfJob, frozen=True):
-    """`last`: so many bytes from the end; all that is kept without it."""
+    """`last`: the number of bytes from the end; without it, all bytes that are kept."""
 
     last: Annotated[int, msgspec.Meta(ge=0, le=_MAX_OUTPUT_BYTES)] | None = None
 
@@ -167,15 +176,18 @@ class Logs(msgspec.Struct, frozen=True):
 
 @operation("GET", "/sessions/{session}/jobs/{name}/logs", filtered=True)
 def logs(rooms: SessionPool, ask: ReadLogs, caller: Caller) -> Logs:
-    """What a service or shell wrote, both streams as they came, as far as it is kept."""
+    """Return the output of a service or shell, both streams in the order of writing, as far as it
+    is kept.
+    """
     row = rooms.row(ask.session, caller.sees)
     data = ask_job(rooms, row, ask.name, lambda job: job.logs(ask.last))
     return Logs(data.decode("utf-8", "replace"))
 
 
 class Write(OfJob, frozen=True):
-    """`eof` ends its input, at a terminal by control-D. `wait`: seconds in which it must have taken
-    it all; what it did take stays taken."""
+    """`eof`: close the input; at a terminal, send control-D. `wait`: the number of seconds in which
+    the program must read all of the data. Data that it has read stays read.
+    """
 
     data: Annotated[str, msgspec.Meta(max_length=8 << 20)] = ""
     encoding: Encoding = "text"
@@ -189,7 +201,7 @@ class Wrote(msgspec.Struct, frozen=True):
 
 @operation("POST", "/sessions/{session}/jobs/{name}/input", filtered=True, needs_host=True)
 def write_input(rooms: SessionPool, ask: Write, caller: Caller) -> Wrote:
-    """Type, or feed a service that was started with an input."""
+    """Write to the terminal of a shell, or to the input of a service that was started with one."""
     row = rooms.row(ask.session, caller.sees)
     data = ask.data.encode() if ask.encoding == "text" else _bytes(ask.data)
     ask_job(rooms, row, ask.name, lambda job: job.write(data, eof=ask.eof, wait=ask.wait))
@@ -209,22 +221,23 @@ class Resize(OfJob, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """`done` is false when it had ended before."""
+    """`done`: false if the program had ended before."""
 
     done: bool = True
 
 
 @operation("POST", "/sessions/{session}/jobs/{name}/resize", filtered=True, needs_host=True)
 def resize(rooms: SessionPool, ask: Resize, caller: Caller) -> Done:
-    """Another size of a shell's terminal."""
+    """Change the size of a shell's terminal."""
     row = rooms.row(ask.session, caller.sees)
     ask_job(rooms, row, ask.name, lambda job: job.resize(ask.rows, ask.cols))
     return Done()
 
 
 class SignalJobRequest(OfJob, frozen=True):
-    """`signal` by its name, as TERM or SIGTERM, or its number; to its whole `group`, or to its
-    first process alone."""
+    """`signal`: a name such as TERM or SIGTERM, or a number. `group`: send it to the whole process
+    group, not only to the first process.
+    """
 
     signal: str | int = "TERM"
     group: bool = True
@@ -250,27 +263,28 @@ def _number(name_or_number: str | int) -> int:
 
 
 class JobEnded(msgspec.Struct, frozen=True):
-    """`code` is 128 + n after signal n; null: it still runs."""
+    """`code`: the exit code, 128 + n after signal n, or null while the program runs."""
 
     code: int | None
 
 
 class AwaitJob(OfJob, frozen=True):
-    """`timeout` is in seconds."""
+    """`timeout`: the number of seconds to wait."""
 
     timeout: Wait = 30.0
 
 
 @operation("GET", "/sessions/{session}/jobs/{name}/wait", filtered=True)
 def wait_for(rooms: SessionPool, ask: AwaitJob, caller: Caller) -> JobEnded:
-    """Its exit code, waited for a while."""
+    """Wait for the end of a service or shell, and return its exit code."""
     row = rooms.row(ask.session, caller.sees)
     return JobEnded(ask_job(rooms, row, ask.name, lambda job: job.wait(ask.timeout)))
 
 
 class Stop(OfJob, frozen=True):
-    """It is asked to end, and killed with all that it started when it has not within `grace`
-    seconds."""
+    """`grace`: the number of seconds in which the program may end by itself. After that, the
+    program and all processes that it started are killed.
+    """
 
     grace: Wait = 5.0
 
@@ -290,7 +304,7 @@ def stop_job(rooms: SessionPool, ask: Stop, caller: Caller) -> JobEnded:
 
 @operation("DELETE", "/sessions/{session}/jobs/{name}", filtered=True, needs_host=True)
 def forget_job(rooms: SessionPool, ask: OfJob, caller: Caller) -> Done:
-    """Let go of the output of one that has ended, and of its name."""
+    """Delete the output of a service or shell that has ended, and release its name."""
     row = rooms.row(ask.session, caller.sees)
     ask_job(rooms, row, ask.name, lambda job: job.forget())
     return Done()

@@ -1,4 +1,4 @@
-"""The journal: what happened, what was said, thought, noted, asked."""
+"""The journal of a session: events, messages, thoughts, notes, questions, records and comments."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ Role = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 
 
 class ListEvents(Paged, frozen=True):
-    """`kind` may be given several times; `since` and `upto` are numbers of events; `newest`: the
-    newest first."""
+    """`kind`: only events of this kind; the parameter may be repeated. `since` and `upto`: numbers
+    of events. `newest`: the newest events first.
+    """
 
     kind: list[str] = []
     since: Number = 0
@@ -49,8 +50,9 @@ class ListEvents(Paged, frozen=True):
 
 @operation("GET", "/sessions/{session}/events")
 def list_events(view: SessionReader, ask: ListEvents) -> Page[EventInfo]:
-    """The journal, in order, or the newest first. What came in beside the writer and waits to be
-    taken in stands at the end of the last page, without a number."""
+    """List the events of a session in order, or the newest first. Events of other processes that
+    wait in the inbox are at the end of the last page, without a number.
+    """
     found = _backwards(view, ask) if ask.newest else _forwards(view, ask)
     items: list[Event] = []
     for event in found:
@@ -96,7 +98,7 @@ class OneEvent(OperationRequest, frozen=True):
 
 @operation("GET", "/sessions/{session}/events/{seq:int}")
 def show_event(view: SessionReader, ask: OneEvent) -> EventInfo:
-    """One event by its number."""
+    """Show an event by its number."""
     found = next(iter(view.events(max(ask.seq - 1, 0), ask.seq)), None)
     if found is None or found.seq != ask.seq:
         raise NotFound("no_event", f"{view.name} has no event {ask.seq}: list them to see what is")
@@ -104,22 +106,23 @@ def show_event(view: SessionReader, ask: OneEvent) -> EventInfo:
 
 
 class ListMessages(Paged, frozen=True):
-    """`last`: only so many of the newest, in one page."""
+    """`last`: only the newest messages, as many as given, in one page."""
 
     last: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
 
 
 @operation("GET", "/sessions/{session}/messages")
 def list_messages(view: SessionReader, ask: ListMessages) -> Page[Message]:
-    """The conversation as it is in context, in order."""
+    """List the messages that are in context, in order."""
     if ask.last is not None:
         return Page(view.messages(ask.last))
     return paginate(view.messages(), ask, lambda one: one.seq)
 
 
 class Say(OperationRequest, frozen=True):
-    """`content` is text, or the parts a model API takes; `extra` are keys of your own, as
-    tool_calls."""
+    """`content`: text, or the content parts of a model API. `extra`: further keys, such as
+    tool_calls.
+    """
 
     role: Role
     content: Any
@@ -128,7 +131,7 @@ class Say(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/messages", status=201)
 def say(session: Session, ask: Say) -> EventInfo:
-    """Add a message."""
+    """Add a message to the conversation."""
     return recorded_event_info(session, session.say_all([as_message(ask)])[0])
 
 
@@ -142,7 +145,7 @@ class Events(msgspec.Struct, frozen=True):
 
 @operation("POST", "/sessions/{session}/messages/batch", status=201)
 def say_all(session: Session, ask: SayAll) -> Events:
-    """Add messages that belong together: all of them or none."""
+    """Add several messages in one transaction, all or none."""
     return Events(
         [
             recorded_event_info(session, one)
@@ -166,19 +169,21 @@ def think(session: Session, ask: Text) -> EventInfo:
 
 
 class Notes(msgspec.Struct, frozen=True):
-    """Those whose time has not run out, by key."""
+    """The notes that have not expired, by key."""
 
     notes: dict[str, Any]
 
 
 @operation("GET", "/sessions/{session}/notes")
 def notes(view: SessionReader) -> Notes:
-    """Scratch, by key."""
+    """List the notes of a session by key."""
     return Notes(view.notes())
 
 
 class Note(OperationRequest, frozen=True):
-    """`ttl` is in seconds; a value of null ends the note."""
+    """`ttl`: the number of seconds after which the note expires. `value`: a null deletes the
+    note.
+    """
 
     key: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
     value: Any = None
@@ -187,19 +192,19 @@ class Note(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/notes", status=201)
 def note(session: Session, ask: Note) -> EventInfo:
-    """Keep scratch under a key."""
+    """Write a note under a key. A note is working memory and can expire."""
     return recorded_event_info(session, session.note(ask.key, ask.value, ttl=ask.ttl))
 
 
 @operation("GET", "/sessions/{session}/questions")
 def questions(view: SessionReader, ask: Paged) -> Page[Question]:
-    """Questions that are open."""
+    """List the open questions of a session."""
     return paginate(view.questions(), ask, lambda one: one.id)
 
 
 @operation("POST", "/sessions/{session}/questions", status=201)
 def ask_question(session: Session, ask: Text) -> CreatedId:
-    """A question that stays open until it is answered."""
+    """Record a question. It stays open until it is answered."""
     return CreatedId(session.ask(ask.text))
 
 
@@ -210,7 +215,7 @@ class Answer(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/questions/{question}/answer")
 def answer(session: Session, ask: Answer) -> EventInfo:
-    """Answer a question."""
+    """Answer an open question."""
     return recorded_event_info(session, session.answer(ask.question, ask.answer))
 
 
@@ -220,12 +225,14 @@ class ListRecords(Paged, frozen=True):
 
 @operation("GET", "/sessions/{session}/records")
 def records(view: SessionReader, ask: ListRecords) -> Page[EventInfo]:
-    """Events of programs' own kinds, or of one of them."""
+    """List the events of programs' own kinds, or of one such kind."""
     return paginate(view.records(ask.kind), ask, lambda one: one.seq).map_items(event_of)
 
 
 class Record(OperationRequest, frozen=True):
-    """`kind` is your own, as myapp.ticket; `version` is that of the schema of `data`."""
+    """`kind`: a kind of your program, such as myapp.ticket. `version`: the version of the schema of
+    `data`.
+    """
 
     kind: Annotated[str, msgspec.Meta(min_length=3, max_length=200)]
     data: dict[str, Any]
@@ -240,12 +247,12 @@ def record(session: Session, ask: Record) -> EventInfo:
 
 @operation("GET", "/sessions/{session}/comments")
 def comments(view: SessionReader, ask: Paged) -> Page[EventInfo]:
-    """What people said beside the conversation."""
+    """List the comments of people on a session. Comments are not part of the conversation."""
     return paginate(view.comments(), ask, lambda one: (one.seq, one.time)).map_items(event_of)
 
 
 class Comment(OperationRequest, frozen=True):
-    """`by` is who says it, if not the one who asks."""
+    """`by`: the author of the comment, by default the name of the caller."""
 
     text: NonEmptyText
     by: str = ""
@@ -253,43 +260,49 @@ class Comment(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/comments", status=201)
 def comment(view: SessionReader, ask: Comment) -> EventInfo:
-    """Say something to a session, whoever writes to it: it never conflicts."""
+    """Add a comment to a session. No lease is needed, so a comment never conflicts with another
+    writer.
+    """
     return event_of(hub_of(view).comment(view.id, ask.text, by=ask.by))
 
 
 @operation("GET", "/sessions/{session}/compactions")
 def compactions(view: SessionReader, ask: Paged) -> Page[Compaction]:
-    """What was left out of context so far, the latest first."""
+    """List the compactions of a session, the latest first. A compaction replaces messages in
+    context by a summary.
+    """
     return paginate(view.compactions(), ask, lambda one: one.seq)
 
 
 class ListDropped(Paged, frozen=True):
-    """`compaction` is the event of one of them; 0: of all."""
+    """`compaction`: the number of a compaction event, or 0 for all compactions."""
 
     compaction: Number = 0
 
 
 @operation("GET", "/sessions/{session}/dropped")
 def dropped(view: SessionReader, ask: ListDropped) -> Page[Message]:
-    """Messages that compactions left out, in order."""
+    """List the messages that compactions removed from context, in order."""
     return paginate(view.dropped(ask.compaction), ask, lambda one: one.seq)
 
 
 class Compact(OperationRequest, frozen=True):
-    """Without a `summary`, a plain extract is made."""
+    """`summary`: the text that replaces the messages; without it, an extract is made."""
 
     keep_last: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 20
     summary: str | None = None
 
 
 class Compacted(msgspec.Struct, frozen=True):
-    """Null: there was nothing to leave out."""
+    """The event of the compaction. It is null if no message could be removed from context."""
 
     compaction: Compaction | None
 
 
 @operation("POST", "/sessions/{session}/compact")
 def compact(session: Session, ask: Compact) -> Compacted:
-    """Put a summary in the place of all but the newest messages; nothing is deleted."""
+    """Replace all but the newest messages in context by a summary. No message is deleted from the
+    journal.
+    """
     text = ask.summary
     return Compacted(session.compact(ask.keep_last, None if text is None else lambda _: text))

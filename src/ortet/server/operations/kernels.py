@@ -1,4 +1,6 @@
-"""Python interpreters that stay, in the machine of a session: run, interrupt, fork, keep."""
+"""Python interpreters that keep running in the machine of a session: run, interrupt, fork, and
+declare variables.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ Variable = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
 class KernelInfo(msgspec.Struct, frozen=True):
-    """`keeping`: the variables that a commit keeps. A fork is named after its origin, as main/1."""
+    """`keeping`: the variables that a commit saves. A fork is named after its origin, such as
+    main/1.
+    """
 
     name: str
     fork: bool
@@ -36,7 +40,7 @@ class KernelsRequest(Paged, frozen=True):
 
 @operation("GET", "/sessions/{session}/kernels", filtered=True)
 def list_kernels(rooms: SessionPool, ask: KernelsRequest, caller: Caller) -> Page[KernelInfo]:
-    """Interpreters that live in this server's machine of the session."""
+    """List the interpreters that run in this server's machine of the session."""
     row = rooms.row(ask.session, caller.sees)
     session, _ = find_open_session(rooms, row.id)
     found = [_info(one) for one in session.kernels()] if session is not None else []
@@ -51,9 +55,11 @@ def _info(kernel: SessionKernel) -> KernelInfo:
 
 
 class RunCode(OperationRequest, frozen=True):
-    """`python` is the program of a new one: that of the workspace's .venv without it, else the
-    server's; `env` too is for a new one. `keep`: only these variables are part of commits. With a
-    `key` it runs once in all forks of the session. After `timeout` seconds it is interrupted."""
+    """`python`: the program of a new interpreter, by default the Python of the workspace's .venv,
+    else of the server. `env`: variables of a new interpreter. `keep`: only these variables are part
+    of commits. `key`: run the code once in all forks of the session. `timeout`: the number of
+    seconds after which the code is interrupted.
+    """
 
     name: str
     code: Code
@@ -68,8 +74,10 @@ class RunCode(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/kernels/{name}/run", needs_host=True)
 def run_code(session: Session, ask: RunCode) -> CellResult:
-    """Execute Python in the interpreter of this name, started at first use, to the value of its
-    last expression. An error of the code is told with its traceback, and it goes on."""
+    """Run Python code in the interpreter of this name, and return the value of its last expression.
+    The interpreter is started at first use. If the code raises an error, the answer has its
+    traceback, and the interpreter keeps running.
+    """
     kernel = _find_kernel(session, ask.name)
     if kernel is None or ask.keep is not None:
         _check_name(ask.name)
@@ -110,7 +118,7 @@ class KernelEnded(msgspec.Struct, frozen=True):
 
 @operation("POST", "/sessions/{session}/kernels/{name}/interrupt", filtered=True, needs_host=True)
 def interrupt(rooms: SessionPool, ask: OfKernel, caller: Caller) -> KernelInfo:
-    """Raise KeyboardInterrupt in what it runs, if anything."""
+    """Raise KeyboardInterrupt in the code that an interpreter runs, if any."""
     row = rooms.row(ask.session, caller.sees)
     kernel = _require_kernel(find_open_session(rooms, row.id)[0], ask.name)
     kernel.interrupt()
@@ -119,7 +127,7 @@ def interrupt(rooms: SessionPool, ask: OfKernel, caller: Caller) -> KernelInfo:
 
 @operation("DELETE", "/sessions/{session}/kernels/{name}", filtered=True, needs_host=True)
 def close_kernel(rooms: SessionPool, ask: OfKernel, caller: Caller) -> KernelEnded:
-    """End an interpreter, whatever it does; a fork's files go with it."""
+    """End an interpreter at once. The files of a fork are deleted."""
     row = rooms.row(ask.session, caller.sees)
     kernel = _require_kernel(find_open_session(rooms, row.id)[0], ask.name)
     kernel.close()
@@ -127,7 +135,7 @@ def close_kernel(rooms: SessionPool, ask: OfKernel, caller: Caller) -> KernelEnd
 
 
 class ForkKernelRequest(OperationRequest, frozen=True):
-    """`force`: also while threads are alive, which would not be in the copies."""
+    """`force`: fork even if other threads run. The copies do not have these threads."""
 
     name: str
     n: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
@@ -141,8 +149,9 @@ class KernelForks(msgspec.Struct, frozen=True):
 
 @operation("POST", "/sessions/{session}/kernels/{name}/fork", status=201, needs_host=True)
 def fork_kernel(session: Session, ask: ForkKernelRequest) -> KernelForks:
-    """Copies of an interpreter that go on from here, each with memory and files of its own. In an
-    address, the slash of a fork's name is written %2F."""
+    """Copy an interpreter. Each copy continues from the present state, with its own memory and
+    files. In a path, the slash of a fork's name is written %2F.
+    """
     kernel = _require_kernel(session, ask.name)
     return KernelForks([_info(one) for one in kernel.fork(ask.n, why=ask.why, force=ask.force)])
 
@@ -155,7 +164,9 @@ class KeepFork(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/kernels/{name}/keep", needs_host=True)
 def keep_fork(session: Session, ask: KeepFork) -> KernelInfo:
-    """Go on with a fork: its files become the machine's, and it takes the place of this one."""
+    """Replace an interpreter by one of its forks. The files of the fork become the files of the
+    machine.
+    """
     kernel = _require_kernel(session, ask.name)
     return _info(kernel.keep(_require_kernel(session, ask.fork), why=ask.why))
 
@@ -166,12 +177,14 @@ class Declare(OperationRequest, frozen=True):
 
 
 class Variables(msgspec.Struct, frozen=True):
-    """`why` of each says why it cannot be kept; "": it can."""
+    """The declared variables. `why`: the reason why the variable cannot be saved, or ""."""
 
     variables: list[KernelVariable]
 
 
 @operation("POST", "/sessions/{session}/kernels/{name}/vars", needs_host=True)
 def declare_vars(session: Session, ask: Declare) -> Variables:
-    """Declare variables that a commit keeps and a restore brings back; all that there are."""
+    """Declare the variables that a commit saves and a restore brings back. The list replaces the
+    earlier list.
+    """
     return Variables(_require_kernel(session, ask.name).vars(*ask.names))

@@ -1,4 +1,6 @@
-"""The machine of a session: commands, ports, what it is; and all machines that live here."""
+"""The machine of a session: commands, ports and properties; and all machines of the store on this
+host.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,12 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class Run(OperationRequest, frozen=True):
-    """A `command` that is text goes to sh -c, a list is executed as it is. `cwd` is a directory of
-    the workspace. `env`: null unsets. After `timeout` seconds it is killed with all it started.
-    With a `key` it runs once in all forks of the session. `secrets`: names in the vault to give it
-    as variables, or variable: name; they are not told in what it prints."""
+    """`command`: text runs in sh -c, a list is executed directly. `cwd`: a directory of the
+    workspace. `env`: variables; a null unsets one. `timeout`: the number of seconds after which the
+    command and its children are killed. `key`: run the command once in all forks of the session.
+    `secrets`: names of secrets in the vault that the command gets as variables, or a mapping from
+    variable to name. Their values are redacted in the output.
+    """
 
     command: Command
     why: str = ""
@@ -49,8 +53,9 @@ class Run(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/run", needs_host=True)
 def run(session: Session, ask: Run) -> Result:
-    """Run a command in the machine to its end, recorded with its reason and its outcome. A time-out
-    is exit code 124, a signal 128 and its number."""
+    """Run a command in the machine until it ends, and record it with its reason and outcome. The
+    exit code is 124 after a time-out, and 128 + n after signal n.
+    """
     named = ("cwd", "env", "stdin", "timeout", "secrets")
     options: dict[str, Any] = {name: getattr(ask, name) for name in named if getattr(ask, name)}
     hidden = session.machine.programs.secret_values(ask.secrets) if ask.secrets else {}
@@ -59,16 +64,17 @@ def run(session: Session, ask: Run) -> Result:
 
 
 class Exposed(msgspec.Struct, frozen=True):
-    """Connections to port `at` of the server's loopback lead to `port` in the machine."""
+    """Connections to port `at` of the server's loopback lead to port `port` of the machine."""
 
     port: int
     at: int
 
 
 class MachineInfo(msgspec.Struct, frozen=True):
-    """`live`: it is open in this server; the next command opens it where it is not. `files`: in
-    place, private, or "" while the session has none. `memory` is in bytes, of all its processes.
-    `pid` is that of whoever keeps its programs, on the host."""
+    """`live`: the machine is open in this server. Otherwise the next command opens it. `files`: in
+    place, private, or "" while the session has no files. `memory`: the memory of all its processes
+    in bytes. `pid`: the process on the host that runs its programs.
+    """
 
     session: str
     engine: str
@@ -91,7 +97,9 @@ class MachineOfSession(OperationRequest, frozen=True):
 
 @operation("GET", "/sessions/{session}/machine", filtered=True)
 def show_machine(rooms: SessionPool, ask: MachineOfSession, caller: Caller) -> MachineInfo:
-    """What the machine of a session is, whether it lives in this server, and what it uses."""
+    """Show the machine of a session: its engine, whether it is open in this server, and its use of
+    memory.
+    """
     row = rooms.row(ask.session, caller.sees)
     with rooms.hub() as hub:
         files = hub.workspaces.table.get(row.branch) if row.has_files else None
@@ -114,7 +122,9 @@ def show_machine(rooms: SessionPool, ask: MachineOfSession, caller: Caller) -> M
 
 @operation("POST", "/sessions/{session}/machine/start", needs_host=True)
 def start_machine(session: Session) -> MachineInfo:
-    """Open the machine of a session, with what ran in it at its last commit where it can."""
+    """Open the machine of a session. Processes of the last commit are restored if the engine
+    can.
+    """
     machine = session.machine
     return _info(session.row, machine.row, machine)
 
@@ -137,7 +147,7 @@ def _info(row: SessionRow, files: WorkspaceRow | None, machine: Workspace | None
 
 
 class Expose(OperationRequest, frozen=True):
-    """`at`: the port of the server's loopback; 0: any that is free."""
+    """`at`: the port on the server's loopback, or 0 for any free port."""
 
     port: Port
     at: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
@@ -145,8 +155,9 @@ class Expose(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/ports", status=201, needs_host=True)
 def expose(session: Session, ask: Expose) -> Exposed:
-    """Let connections to a loopback port of the server's host into a port of the machine, until it
-    is closed."""
+    """Forward a loopback port of the server's host to a port of the machine, until the forward is
+    closed.
+    """
     return Exposed(ask.port, session.expose(ask.port, at=ask.at))
 
 
@@ -155,7 +166,7 @@ class Unexpose(OperationRequest, frozen=True):
 
 
 class Unexposed(msgspec.Struct, frozen=True):
-    """`closed` is false when nothing led there."""
+    """`closed`: false if the port was not forwarded."""
 
     port: int
     closed: bool
@@ -163,13 +174,15 @@ class Unexposed(msgspec.Struct, frozen=True):
 
 @operation("DELETE", "/sessions/{session}/ports/{port}", needs_host=True)
 def unexpose(session: Session, ask: Unexpose) -> Unexposed:
-    """Close such a port, and the connections through it."""
+    """Close a forwarded port and its connections."""
     return Unexposed(ask.port, closed=session.unexpose(ask.port))
 
 
 class HostMachine(msgspec.Struct, frozen=True):
-    """A machine that lives on the server's host. `held`: by this server, for a session, or by the
-    host agent, for the command line. `since` is in seconds since 1970, 0 where it is not known."""
+    """A machine that is open on the server's host. `held`: open in this server for a session, or in
+    the host agent for the command line. `since`: the time of its start in seconds since 1970, or 0
+    if unknown.
+    """
 
     workspace: str
     held: Literal["server", "agent"]
@@ -183,7 +196,7 @@ class HostMachine(msgspec.Struct, frozen=True):
 
 @operation("GET", "/machines", needs="admin", needs_host=True)
 def list_machines(rooms: SessionPool, ask: Paged) -> Page[HostMachine]:
-    """Machines of this store that live on the server's host."""
+    """List the machines of this store that are open on the server's host."""
     found = [*_session_machines(rooms)]
     found += [
         HostMachine(

@@ -1,4 +1,4 @@
-"""Facts: learned, listed, given up; what contradicts, and what is shared with whom."""
+"""Facts: learn, list, retract; contradictions, and shared memory."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class ListFacts(Paged, frozen=True):
-    """`at`: what was believed then, ended since or not; `on`: what holds at that moment; `past`:
-    what was given up, too; `lesson`: only what failures taught, or only what they did not."""
+    """`at`: facts that were believed at that time. `on`: facts that are valid at that time. `past`:
+    also facts that were retracted. `lesson`: true for only lessons, false for all other facts.
+    """
 
     scope: MemoryScope | None = None
     about: str | None = None
@@ -51,7 +52,7 @@ class ListFacts(Paged, frozen=True):
 
 @operation("GET", "/sessions/{session}/facts")
 def list_facts(view: SessionReader, ask: ListFacts) -> Page[Fact]:
-    """What is believed, the oldest first."""
+    """List the facts of a session, the oldest first."""
     found = view.facts(
         scope=ask.scope,
         about=ask.about,
@@ -64,8 +65,10 @@ def list_facts(view: SessionReader, ask: ListFacts) -> Page[Fact]:
 
 
 class Learn(OperationRequest, frozen=True):
-    """`scope` is who is to know it, when it is committed. `since` and `until` say when it holds,
-    `source` is the event that it comes from, `supersedes` the fact that it replaces."""
+    """`scope`: who shares the fact after it is committed. `since` and `until`: when the fact is
+    valid. `source`: the number of the event that it comes from. `supersedes`: the id of the fact
+    that it replaces.
+    """
 
     text: NonEmptyText
     about: str = ""
@@ -79,7 +82,7 @@ class Learn(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/facts", status=201)
 def learn(session: Session, ask: Learn, caller: Caller) -> Fact:
-    """Remember a fact."""
+    """Learn a fact."""
     made = session.learn(
         ask.text,
         about=ask.about,
@@ -101,7 +104,7 @@ class Lesson(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/lessons", status=201)
 def lesson(session: Session, ask: Lesson, caller: Caller) -> Fact:
-    """Remember what a failure taught."""
+    """Learn a lesson from a failure."""
     scope = check_scope_visible(caller, ask.scope, session.row.scopes)
     return session.fact(session.lesson(ask.text, about=ask.about, scope=scope))
 
@@ -112,19 +115,19 @@ class OneFact(OperationRequest, frozen=True):
 
 @operation("GET", "/sessions/{session}/facts/{fact}")
 def show_fact(view: SessionReader, ask: OneFact) -> Fact:
-    """One by its id, believed or given up."""
+    """Show a fact by its id, believed or retracted."""
     return view.fact(ask.fact)
 
 
 class FactHistory(msgspec.Struct, frozen=True):
-    """The oldest first."""
+    """The versions of a fact, the oldest first."""
 
     items: list[Fact]
 
 
 @operation("GET", "/sessions/{session}/facts/{fact}/history")
 def fact_history(view: SessionReader, ask: OneFact) -> FactHistory:
-    """A fact with all that it superseded and that superseded it."""
+    """Show a fact with all facts that it superseded and that superseded it."""
     return FactHistory(view.fact_history(ask.fact))
 
 
@@ -135,19 +138,21 @@ class Forget(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/facts/{fact}/forget")
 def forget(session: Session, ask: Forget) -> Fact:
-    """Believe a fact no longer; that it was believed, and why no more, stays recorded."""
+    """Retract a fact. The journal keeps the fact and the reason."""
     session.forget(ask.fact, why=ask.why)
     return session.fact(ask.fact)
 
 
 @operation("GET", "/sessions/{session}/contradictions")
 def contradictions(view: SessionReader, ask: Paged) -> Page[Contradiction]:
-    """Facts that are believed and cannot both be true; `ours` is the older."""
+    """List pairs of believed facts that contradict each other. `ours` is the older fact."""
     return paginate(view.contradictions(), ask, lambda one: f"{one.ours.id}/{one.theirs.id}")
 
 
 class SharedMemory(msgspec.Struct, frozen=True):
-    """`name` is whose memory it is; `events`: how much of it the session knows."""
+    """`name`: the owner of the shared memory. `events`: the number of its events that the session
+    knows.
+    """
 
     name: str
     events: int
@@ -159,13 +164,15 @@ class SharedMemories(msgspec.Struct, frozen=True):
 
 @operation("GET", "/sessions/{session}/memory/shared")
 def shared(view: SessionReader) -> SharedMemories:
-    """The memories that a session shares with others, as far as it knows them."""
+    """List the shared memories of a session, as far as the session knows them."""
     return SharedMemories([SharedMemory(one.name, one.tip.seq) for one in view.shared()])
 
 
 @operation("POST", "/sessions/{session}/memory/refresh")
 def refresh(session: Session) -> SharedMemories:
-    """Believe what the memories that it shares say now, also where it was restored to earlier."""
+    """Read the newest facts of shared memories, even if the session was restored to an earlier
+    commit.
+    """
     session.refresh()
     return shared(session)
 
@@ -180,13 +187,13 @@ class MemoryText(msgspec.Struct, frozen=True):
 
 @operation("GET", "/sessions/{session}/memory")
 def memory(view: SessionReader, ask: AskMemory) -> MemoryText:
-    """All that a session knows, decided and has been through, for people to read."""
+    """Return all facts, decisions and episodes of a session as text."""
     del ask
     return MemoryText(markdown(view))
 
 
 class DiffMemory(OperationRequest, frozen=True):
-    """From one commit to another."""
+    """`old` and `new`: the two commits."""
 
     old: Ref
     new: Ref
@@ -194,7 +201,8 @@ class DiffMemory(OperationRequest, frozen=True):
 
 @operation("GET", "/memory/diff", filtered=True)
 def memory_diff(hub: Hub, ask: DiffMemory, caller: Caller) -> MemoryDiff:
-    """What is believed at one commit and not at another, and what happened and was decided since.
-    A token for some agents names commits of their sessions."""
+    """Compare the facts, episodes and decisions of two commits. A token that is limited to agents
+    may name only commits of their sessions.
+    """
     del caller  # the hub resolves only commits that the caller may see
     return hub.memory_diff(ask.old, ask.new)

@@ -1,4 +1,4 @@
-"""Sessions brought together again: merge, adopt, land; and what would have been."""
+"""Merge, adopt and land sessions, and fork them with one event changed."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ Favor = Literal["ours", "theirs"]
 
 
 class Merge(OperationRequest, frozen=True):
-    """`other`: a session, by id or name, a branch or a commit. `favor`: who wins where both changed
-    the same; without it, a conflict changes nothing."""
+    """`other`: a session by id or name, a branch, or a commit. `favor`: the side that wins if both
+    sides changed the same thing. Without it, a conflict changes nothing.
+    """
 
     other: Ref
     message: Annotated[str, msgspec.Meta(max_length=1 << 16)] = ""
@@ -42,8 +43,9 @@ class Merge(OperationRequest, frozen=True):
 
 
 class MergedInfo(msgspec.Struct, frozen=True):
-    """One commit of both. `contradictions`: both facts are known now. `conflicts` are those that
-    `favor` settled. `up_to_date`: all was here already."""
+    """The merge commit. `contradictions`: pairs of facts that are both believed now. `conflicts`:
+    the conflicts that `favor` resolved. `up_to_date`: the session had all changes already.
+    """
 
     commit: CommitInfo
     up_to_date: bool
@@ -58,7 +60,7 @@ class MergedInfo(msgspec.Struct, frozen=True):
 
 @operation("POST", "/sessions/{session}/merge", moves_head=True)
 def merge(session: Session, ask: Merge, caller: Caller, rooms: SessionPool) -> MergedInfo:
-    """Bring in what another session, branch or commit knows and changed."""
+    """Merge another session, branch or commit into a session: facts, messages and files."""
     check_move_access(caller, session.row, hub=hub_of(session), parts=("files",))
     with _open_other(session, ask.other, caller, rooms) as other:
         found = session.merge(other, message=ask.message, favor=ask.favor)
@@ -68,14 +70,16 @@ def merge(session: Session, ask: Merge, caller: Caller, rooms: SessionPool) -> M
 
 
 class Adopt(OperationRequest, frozen=True):
-    """`other`: a session, by id or name, a branch or a commit."""
+    """`other`: a session by id or name, a branch, or a commit."""
 
     other: Ref
 
 
 @operation("POST", "/sessions/{session}/adopt", moves_head=True)
 def adopt(session: Session, ask: Adopt, caller: Caller, rooms: SessionPool) -> MoveOutcome:
-    """Take the state of another, mind and files; what was here stays in the reflog."""
+    """Replace the state and files of a session by those of another. The previous head stays in the
+    reflog.
+    """
     check_move_access(caller, session.row, hub=hub_of(session))
     with _open_other(session, ask.other, caller, rooms) as other:
         return restore_info(session, session.adopt(other))
@@ -87,15 +91,17 @@ class Land(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/land")
 def land(session: Session, ask: Land, caller: Caller) -> Report:
-    """Apply what a session with private files changed to the directory that it is of, on the
-    server's host: all or nothing."""
+    """Apply the changes of a session with private files to its original directory on the server's
+    host, all or none.
+    """
     caller.need_host()
     return session.land(favor=ask.favor)
 
 
 class WhatIf(OperationRequest, frozen=True):
-    """`at` is the number of an event; one change: another content of that `message`, or another
-    `result` or `error` of that action."""
+    """`at`: the number of the event to change. Give one change: other content for a `message`, or
+    another `result` or `error` for an action.
+    """
 
     session: str
     at: Times
@@ -107,7 +113,7 @@ class WhatIf(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/whatif", status=201, filtered=True)
 def whatif(rooms: SessionPool, ask: WhatIf, caller: Caller) -> Listed:
-    """A fork at one event, as if that had been another; the session itself is left alone."""
+    """Fork a session at an event, with that event changed. The session itself is not changed."""
     row = rooms.row(ask.session, caller.sees)
     given = {"message": ask.message, "result": ask.result, "error": ask.error}
     change = {name: value for name, value in given.items() if value is not msgspec.UNSET}

@@ -1,4 +1,4 @@
-"""What leads a session to another state: commit, fork, restore, rewind, undo."""
+"""Operations that change the state of a session: commit, fork, restore, rewind, undo, redo."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ ForkName = Annotated[
 
 
 class CommitRequest(OperationRequest, frozen=True):
-    """`allow_secrets`: also if it would hold a secret that is known. `durable`: where it is when
-    this returns, in a store that hosts share: in its bucket (remote), or on the server's disk
-    (local), where other hosts cannot read it yet, and with which it is lost; by default as the
-    server opened the store."""
+    """`allow_secrets`: commit even if the files contain a known secret. `durable`: where a shared
+    store has stored the commit when the request returns: in its bucket (remote), or on the server's
+    disk (local), where other hosts cannot read it yet and where it can be lost. By default, the
+    setting with which the server opened the store.
+    """
 
     message: Annotated[str, msgspec.Meta(max_length=1 << 16)] = ""
     allow_secrets: bool = False
@@ -45,14 +46,18 @@ class CommitRequest(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/commits", status=201, moves_head=True)
 def commit(session: Session, ask: CommitRequest) -> CommitInfo:
-    """Record mind and files together; with nothing new, it is the head."""
+    """Commit the state and the files of a session together. If nothing is new, the head is
+    returned.
+    """
     return session.commit(ask.message, allow_secrets=ask.allow_secrets, durable=ask.durable)
 
 
 class ForkSessionRequest(OperationRequest, frozen=True):
-    """`n` of them, or one for each of `names`, which follow the session's own: NAME/name. `at`:
-    from that commit, not from here; `event`: from right behind that event, with the files of the
-    last commit before it. `machine`: with files and processes, where it has some."""
+    """`n`: the number of forks. `names`: a name for each fork instead; each becomes NAME/name, with
+    the name of the session first. `at`: fork from this commit, not from the present state. `event`:
+    fork from the state after this event, with the files of the last commit before it. `machine`:
+    copy files and processes too, if the session has them.
+    """
 
     n: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     names: Annotated[list[ForkName], msgspec.Meta(max_length=1000)] = []
@@ -62,14 +67,16 @@ class ForkSessionRequest(OperationRequest, frozen=True):
 
 
 class SessionForks(msgspec.Struct, frozen=True):
-    """Sessions of their own, which anybody may go on with."""
+    """The new sessions. Any process may open them."""
 
     forks: list[Listed]
 
 
 @operation("POST", "/sessions/{session}/forks", status=201, moves_head=True)
 def fork(session: Session, ask: ForkSessionRequest, caller: Caller) -> SessionForks:
-    """Make sessions that go on from here, or from a commit; all or none."""
+    """Make sessions that continue from the present state, or from a commit. Either all forks are
+    made or none.
+    """
     if ask.names and ask.n not in (1, len(ask.names)):
         raise Invalid("bad_count", f"{ask.n} forks, {len(ask.names)} names: leave one of them out")
     if ask.at is not None and ask.event is not None:
@@ -87,8 +94,9 @@ def fork(session: Session, ask: ForkSessionRequest, caller: Caller) -> SessionFo
 
 
 class Restore(OperationRequest, frozen=True):
-    """`only` some parts; `restart`: start services that ran then and do not run now. `dry_run`:
-    tell what would change and what will not come back, and do nothing."""
+    """`only`: restore only these parts. `restart`: start services that ran then and do not run now.
+    `dry_run`: only report what would change and what cannot be restored.
+    """
 
     ref: Ref
     only: Annotated[list[Part], msgspec.Meta(min_length=1)] | None = None
@@ -102,7 +110,7 @@ def _preview_restore(view: SessionReader, ask: Restore) -> MoveOutcome:
 
 @operation("POST", "/sessions/{session}/restore", moves_head=True, preview=_preview_restore)
 def restore(session: Session, ask: Restore, caller: Caller) -> MoveOutcome:
-    """Go to a commit: mind, files and processes. What is not committed is committed first."""
+    """Restore a commit: state, files and processes. Uncommitted changes are committed first."""
     target = resolve_ref(session, ask.ref)
     if ask.restart:
         caller.need_host()
@@ -113,7 +121,7 @@ def restore(session: Session, ask: Restore, caller: Caller) -> MoveOutcome:
 
 
 class Back(OperationRequest, frozen=True):
-    """`n` steps; `dry_run`: only tell."""
+    """`n`: the number of steps. `dry_run`: only report what would change."""
 
     n: Times = 1
     dry_run: bool = False
@@ -125,7 +133,7 @@ def _preview_rewind(view: SessionReader, ask: Back) -> MoveOutcome:
 
 @operation("POST", "/sessions/{session}/rewind", moves_head=True, preview=_preview_rewind)
 def rewind(session: Session, ask: Back, caller: Caller) -> MoveOutcome:
-    """Go to the n-th commit back on its branch."""
+    """Restore the n-th commit before the head of the branch."""
     check_move_access(caller, session.row, hub=hub_of(session))
     head = session.head
     at = session.store.history.nth_parent(from_hex(head.oid), ask.n) if head is not None else None
@@ -139,8 +147,7 @@ def _preview_undo(view: SessionReader, ask: Back) -> MoveOutcome:
 
 @operation("POST", "/sessions/{session}/undo", moves_head=True, preview=_preview_undo)
 def undo(session: Session, ask: Back, caller: Caller) -> MoveOutcome:
-    """Go back to before the last n things that moved its branch; what is not committed is the
-    first of them."""
+    """Undo the last n moves of the branch. Uncommitted changes count as the first of them."""
     check_move_access(caller, session.row, hub=hub_of(session))
     return undo_info(session, session.undo(ask.n))
 
@@ -151,6 +158,8 @@ def _preview_redo(view: SessionReader, ask: Back) -> MoveOutcome:
 
 @operation("POST", "/sessions/{session}/redo", moves_head=True, preview=_preview_redo)
 def redo(session: Session, ask: Back, caller: Caller) -> MoveOutcome:
-    """Do the last n things again that were undone, unless something else was done since."""
+    """Redo the last n moves that were undone. This is not possible after a new move of the
+    branch.
+    """
     check_move_access(caller, session.row, hub=hub_of(session))
     return undo_info(session, session.redo(ask.n))

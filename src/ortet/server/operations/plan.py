@@ -1,4 +1,6 @@
-"""Plan and decisions; and what a model, or whoever goes on, is given of a mind."""
+"""The plan and decisions of a session, and texts for a model: context, briefing and working
+memory.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Tokens = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """`step` is the number of the current one, from 0; as many as there are: all are done."""
+    """`step`: the number of the current step, from 0. If it equals the number of steps, all steps
+    are done.
+    """
 
     goal: str
     plan: list[str]
@@ -32,7 +36,7 @@ class Steps(OperationRequest, frozen=True):
 
 
 class Advance(OperationRequest, frozen=True):
-    """`to` a step by its number from 0; else to the next."""
+    """`to`: the number of the new current step, from 0; by default the next step."""
 
     to: Number | None = None
 
@@ -43,27 +47,27 @@ def _plan(view: SessionReader) -> Plan:
 
 @operation("GET", "/sessions/{session}/plan")
 def show_plan(view: SessionReader) -> Plan:
-    """What is to be done, in order, and which step is the current one."""
+    """Show the plan: its steps in order, and the number of the current step."""
     return _plan(view)
 
 
 @operation("PUT", "/sessions/{session}/plan")
 def plan(session: Session, ask: Steps) -> Plan:
-    """Make a new plan; its first step is the current one."""
+    """Replace the plan. Its first step becomes the current step."""
     session.plan(ask.steps)
     return _plan(session)
 
 
 @operation("POST", "/sessions/{session}/plan/advance")
 def advance(session: Session, ask: Advance) -> Plan:
-    """On to the next step, or to one by its number."""
+    """Make the next step, or the step with the given number, the current step."""
     session.advance(ask.to)
     return _plan(session)
 
 
 @operation("GET", "/sessions/{session}/decisions")
 def decisions(view: SessionReader, ask: Paged) -> Page[Decision]:
-    """What was decided, with the reason and the roads not taken."""
+    """List the decisions of a session, with their reasons and rejected options."""
     return paginate(view.decisions(), ask, lambda one: one.id)
 
 
@@ -85,12 +89,12 @@ class Brief(OperationRequest, frozen=True):
 
 @operation("GET", "/sessions/{session}/briefing")
 def briefing(view: SessionReader, ask: Brief) -> Briefing:
-    """The mental state for whoever goes on: as Markdown, and as data."""
+    """Return a briefing for whoever continues the session, as Markdown and as data."""
     return view.briefing(ask.tokens)
 
 
 class AskContext(OperationRequest, frozen=True):
-    """`query` is what it is for: what is remembered of it comes last."""
+    """`query`: the question that the context is for. Memories of it come last."""
 
     query: str = ""
     tokens: Tokens = 8000
@@ -98,25 +102,29 @@ class AskContext(OperationRequest, frozen=True):
 
 @operation("GET", "/sessions/{session}/context")
 def context(view: SessionReader, ask: AskContext) -> ModelContext:
-    """The summary and the newest messages that fit, for a model to go on with."""
+    """Return the context for a model: the summary and the newest messages that fit into the token
+    limit.
+    """
     return view.context(ask.query, ask.tokens)
 
 
 class AskShaped(AskContext, frozen=True):
-    """`form`: chat, as chat completions take it; parts: rules apart, content in parts."""
+    """`form`: chat, for chat completions; or parts, with the system text apart and content in
+    parts.
+    """
 
     form: Literal["chat", "parts"] = "chat"
 
 
 class Shaped(msgspec.Struct, frozen=True):
-    """`given` is a list of messages (chat), or an object (parts)."""
+    """`given`: a list of messages (chat), or an object (parts)."""
 
     given: Any
 
 
 @operation("GET", "/sessions/{session}/context/shaped")
 def shaped_context(view: SessionReader, ask: AskShaped) -> Shaped:
-    """The context for a query, in the shape that a model API takes."""
+    """Return the context for a query in the format of a model API."""
     found = view.context(ask.query, ask.tokens)
     return Shaped(found.chat() if ask.form == "chat" else found.parts())
 
@@ -127,5 +135,7 @@ class AskWorking(OperationRequest, frozen=True):
 
 @operation("GET", "/sessions/{session}/working")
 def working(view: SessionReader, ask: AskWorking) -> WorkingMemory:
-    """What an agent has at hand: goal, plan, notes, open questions and effects, last messages."""
+    """Return the working memory of a session: goal, plan, notes, open questions and effects, and
+    the last messages.
+    """
     return view.working(ask.messages)

@@ -1,4 +1,4 @@
-"""Recall: what was said, what happened and what is known, found again; and episodes."""
+"""Recall of messages, events and facts by a question; and episodes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ from ortet.sessions.session import Session
 
 
 class Recall(OperationRequest, frozen=True):
-    """`tiers`: only messages (working), episodes (episodic) or facts (semantic). `at`: what could
-    be known then; `on`: facts that hold at that moment; `since`: what happened from then on.
-    `explain`: with `scores`, which say why each was found."""
+    """`tiers`: only messages (working), episodes (episodic) or facts (semantic). `at`: only
+    memories that existed at that time. `on`: facts that are valid at that time. `since`: only
+    events from this time on. `explain`: include `scores`, which say why each memory was found.
+    """
 
     query: Annotated[str, msgspec.Meta(max_length=1 << 16)]
     k: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 10
@@ -45,15 +46,19 @@ class Recall(OperationRequest, frozen=True):
 
 
 class RecallAnywhere(Recall, frozen=True):
-    """In all sessions that the token may see, in those of an `agent`, or in one `session`."""
+    """`agent`: only sessions of this agent. `session`: only this session. Without them, all
+    sessions that the token may see are searched.
+    """
 
     agent: str | None = None
     session: str | None = None
 
 
 class Recollection(msgspec.Struct, frozen=True):
-    """The best first. `dense` says how meaning took part: "" there is no embedder, all, some when
-    others are not embedded yet, else why not."""
+    """The memories that were found, the best first. `dense`: how embeddings took part: "" if there
+    is no embedder, "all", "some" if other memories are not embedded yet, otherwise the reason why
+    not.
+    """
 
     hits: list[RecallHit]
     dense: str
@@ -76,14 +81,16 @@ def _recollection(recalled: RecallResult) -> Recollection:
 
 @operation("GET", "/sessions/{session}/recall")
 def recall(view: SessionReader, ask: Recall, caller: Caller) -> Recollection:
-    """The memories nearest to a question, of a session and of what it shares."""
+    """Find the memories of a session, and of its shared memory, that are nearest to a question."""
     check_scope_visible(caller, ask.scope, view.row.scopes)
     return _recollection(view.recall(ask.query, ask.k, **_recall_options(hub_of(view), ask)))
 
 
 @operation("GET", "/recall", filtered=True)
 def recall_anywhere(hub: Hub, ask: RecallAnywhere, caller: Caller) -> Recollection:
-    """The memories nearest to a question in many sessions, and in what they share."""
+    """Find the memories that are nearest to a question, in many sessions and in their shared
+    memory.
+    """
     row = visible_session(hub, caller, ask.session).row if ask.session is not None else None
     check_scope_visible(caller, ask.scope, row.scopes if row is not None else ())
     agents = _agents(caller, ask.agent)
@@ -99,7 +106,9 @@ def _agents(caller: Caller, agent: str | None) -> Collection[str] | str | None:
 
 
 class ListEpisodes(Paged, frozen=True):
-    """Those that end from `since` on and begin before `until`."""
+    """`since`: only episodes that end at this time or later. `until`: only episodes that begin
+    before this time.
+    """
 
     since: When | None = None
     until: When | None = None
@@ -112,7 +121,9 @@ class ListAllEpisodes(ListEpisodes, frozen=True):
 
 @operation("GET", "/sessions/{session}/episodes")
 def list_episodes(view: SessionReader, ask: ListEpisodes) -> Page[Episode]:
-    """What happened, here and, where it was told, in other sessions; the oldest first."""
+    """List the episodes of a session and the episodes that other sessions share with it, the oldest
+    first.
+    """
     found = view.episodes(
         since=parse_time(hub_of(view), "since", ask.since),
         until=parse_time(hub_of(view), "until", ask.until),
@@ -123,7 +134,7 @@ def list_episodes(view: SessionReader, ask: ListEpisodes) -> Page[Episode]:
 
 @operation("GET", "/episodes", filtered=True)
 def all_episodes(hub: Hub, ask: ListAllEpisodes, caller: Caller) -> Page[Episode]:
-    """What happened in all sessions that the token may see, the oldest first."""
+    """List the episodes of all sessions that the token may see, the oldest first."""
     agents = _agents(caller, ask.agent)
     found: dict[str, Episode] = {}
     for agent in [agents] if agents is None or isinstance(agents, str) else agents:
@@ -139,7 +150,9 @@ def all_episodes(hub: Hub, ask: ListAllEpisodes, caller: Caller) -> Page[Episode
 
 
 class Milestone(OperationRequest, frozen=True):
-    """Without a `summary`, one is made of what was said, decided and learned."""
+    """`summary`: the text of the episode; without it, a summary of messages, decisions and facts is
+    made.
+    """
 
     summary: str = ""
     outcome: str = ""
@@ -147,20 +160,20 @@ class Milestone(OperationRequest, frozen=True):
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """`id` of the episode; null: nothing has happened since the last one."""
+    """`id`: the id of the new episode, or null if nothing has happened since the last episode."""
 
     id: str | None
 
 
 @operation("POST", "/sessions/{session}/milestones", status=201)
 def milestone(session: Session, ask: Milestone) -> Remembered:
-    """Remember what happened since the last episode as one."""
+    """Record all events since the last episode as one episode."""
     made = session.milestone(ask.summary, outcome=ask.outcome, importance=ask.importance)
     return Remembered(made or None)
 
 
 class Consolidate(OperationRequest, frozen=True):
-    """`dry_run`: only tell what it would add."""
+    """`dry_run`: only report the facts that would be added."""
 
     agent: Agent = "default"
     dry_run: bool = False
@@ -168,5 +181,7 @@ class Consolidate(OperationRequest, frozen=True):
 
 @operation("POST", "/memory/consolidate", filtered=True)
 def consolidate(hub: Hub, ask: Consolidate, caller: Caller) -> ConsolidationReport:
-    """Make facts of an agent's episodes, each with the event that it is from. It only adds."""
+    """Extract facts from the episodes of an agent, each with its source event. Existing facts are
+    not changed.
+    """
     return hub.consolidate(check_agent_visible(caller, ask.agent), dry_run=ask.dry_run)

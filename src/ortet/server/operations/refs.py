@@ -1,4 +1,4 @@
-"""Names of commits: branches, tags, and where each has been."""
+"""Names of commits: branches, tags, and the reflog of their moves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RefName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
 class RefInfo(msgspec.Struct, frozen=True):
-    """A name, the commit that it is on, and of that the time in ns and the message."""
+    """A branch or tag, the commit that it points to, and the commit's time in ns and message."""
 
     name: str
     oid: str
@@ -31,8 +31,9 @@ class RefInfo(msgspec.Struct, frozen=True):
 
 
 class BranchInfo(RefInfo, frozen=True):
-    """`session` works on it, if one does. `engine`, `files` and `directory` are those of its
-    workspace; null: it has none."""
+    """`session`: the session of the branch, if there is one. `engine`, `files` and `directory`:
+    those of its workspace, or null if the branch has no workspace.
+    """
 
     session: str | None
     engine: str | None
@@ -41,14 +42,14 @@ class BranchInfo(RefInfo, frozen=True):
 
 
 class ListRefs(Paged, frozen=True):
-    """Those whose names begin with `prefix`."""
+    """`prefix`: only names that begin with this text."""
 
     prefix: str = ""
 
 
 @operation("GET", "/branches", filtered=True)
 def list_branches(hub: Hub, ask: ListRefs, caller: Caller) -> Page[BranchInfo]:
-    """Branches by name, each with its newest commit."""
+    """List the branches by name, each with its newest commit."""
     rows = {row.branch: row for row in hub.sessions() if caller.sees(row.agent)}
     heads = [
         head
@@ -70,7 +71,7 @@ def list_branches(hub: Hub, ask: ListRefs, caller: Caller) -> Page[BranchInfo]:
 
 
 class MakeRef(OperationRequest, frozen=True):
-    """`name` it, at the commit `ref`."""
+    """`name`: the new name. `ref`: the commit that it points to."""
 
     name: RefName
     ref: Ref
@@ -78,7 +79,7 @@ class MakeRef(OperationRequest, frozen=True):
 
 @operation("POST", "/branches", status=201)
 def make_branch(hub: Hub, ask: MakeRef) -> RefInfo:
-    """A branch that no session works on."""
+    """Make a branch that belongs to no session."""
     return _create_ref(hub, ask, "branch")
 
 
@@ -87,7 +88,7 @@ class OneRef(OperationRequest, frozen=True):
 
 
 class Deleted(msgspec.Struct, frozen=True):
-    """The commit that it was on stays in the reflog."""
+    """The commit that the deleted name pointed to. The reflog still names the commit."""
 
     name: str
     oid: str
@@ -95,13 +96,13 @@ class Deleted(msgspec.Struct, frozen=True):
 
 @operation("DELETE", "/branches/{name}", needs="admin")
 def delete_branch(hub: Hub, ask: OneRef) -> Deleted:
-    """Delete a branch that no workspace and no session works on."""
+    """Delete a branch that belongs to no workspace and no session."""
     return Deleted(ask.name, to_hex(branches.delete(hub.session_manager, ask.name)))
 
 
 @operation("GET", "/tags", filtered=True)
 def list_tags(hub: Hub, ask: ListRefs, caller: Caller) -> Page[RefInfo]:
-    """Tags by name, each with its commit. They are for all sessions."""
+    """List the tags by name, each with its commit. All sessions share the tags."""
     del caller  # the hub resolves only commits that the caller may see
     heads = [
         head
@@ -113,7 +114,7 @@ def list_tags(hub: Hub, ask: ListRefs, caller: Caller) -> Page[RefInfo]:
 
 @operation("POST", "/tags", status=201, filtered=True)
 def make_tag(hub: Hub, ask: MakeRef, caller: Caller) -> RefInfo:
-    """A name for a commit, which does not move."""
+    """Make a tag. A tag names a commit and does not move."""
     del caller
     return _create_ref(hub, ask, "tag")
 
@@ -130,7 +131,9 @@ def delete_tag(hub: Hub, ask: OneRef, caller: Caller) -> Deleted:
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """One move of a branch: to `oid`, from `was`; null: it was not there. `ref` leads there."""
+    """A move of a branch from the commit `was` to the commit `oid`. `was`: null if the branch did
+    not exist. `ref`: a reference to the commit.
+    """
 
     ref: str
     oid: str | None
@@ -143,7 +146,7 @@ class Moved(msgspec.Struct, frozen=True):
 
 @operation("GET", "/sessions/{session}/reflog")
 def session_reflog(view: SessionReader, ask: Paged) -> Page[Moved]:
-    """Where a session has been, the newest first; HEAD@{n} leads to each."""
+    """List the moves of a session's branch, the newest first. HEAD@{n} refers to each."""
     ops = list(enumerate(view.store.refs.reflog(view.row.branch)))
     return paginate(ops, ask, lambda one: one[1].seq).map_items(
         lambda one: _move_info("HEAD", *one)
@@ -151,14 +154,14 @@ def session_reflog(view: SessionReader, ask: Paged) -> Page[Moved]:
 
 
 class Reflog(Paged, frozen=True, kw_only=True):
-    """Of a branch, or of a tag; also of one that was deleted."""
+    """`name`: a branch or tag, also one that was deleted."""
 
     name: RefName
 
 
 @operation("GET", "/reflog")
 def reflog(hub: Hub, ask: Reflog) -> Page[Moved]:
-    """Where a branch or tag has been, the newest first."""
+    """List the moves of a branch or tag, the newest first."""
     found = hub.refs.reflog(ask.name) or hub.refs.reflog(ask.name, kind="tag")
     if not found:
         hub.refs.resolve(ask.name)  # raises an error that lists the alternatives

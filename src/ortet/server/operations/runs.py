@@ -1,5 +1,6 @@
-"""Runs as data: their steps, two side by side, as examples; and sessions that leave the
-store as one portable record."""
+"""Runs as data: steps, comparison of two runs, examples for evaluation, portable checkpoints and
+carry tokens.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +41,12 @@ from ortet.sessions.reader import SessionReader
 
 @operation("GET", "/sessions/{session}/steps")
 def steps(view: SessionReader, ask: Paged) -> Page[SessionStep]:
-    """What its program did, each action with what it got: what a replay gives back."""
+    """List the actions of a session with their results. A replay returns these results."""
     return paginate(steps_of(view.events()), ask, lambda one: one.seq)
 
 
 class DiffRuns(Paged, frozen=True, kw_only=True):
-    """Two sessions; `differing`: only the steps that are not the same."""
+    """`left` and `right`: the sessions. `differing`: only the steps that differ."""
 
     left: str
     right: str
@@ -53,7 +54,7 @@ class DiffRuns(Paged, frozen=True, kw_only=True):
 
 
 class PairInfo(msgspec.Struct, frozen=True):
-    """Events that stand for the same step; null where one run has no such step."""
+    """The events of the two runs for one step. An event is null if its run has no such step."""
 
     left: EventInfo | None
     right: EventInfo | None
@@ -61,7 +62,7 @@ class PairInfo(msgspec.Struct, frozen=True):
 
 
 class RunsDiffer(msgspec.Struct, frozen=True):
-    """`seq` is the event at which they part, null when they do not."""
+    """`seq`: the number of the first event that differs, or null if the runs are equal."""
 
     left: str
     right: str
@@ -72,7 +73,7 @@ class RunsDiffer(msgspec.Struct, frozen=True):
 
 @operation("GET", "/runs/diff", filtered=True)
 def diff_runs(hub: Hub, ask: DiffRuns, caller: Caller) -> RunsDiffer:
-    """Where two sessions part, and then what each did; times and ids do not count."""
+    """Compare the steps of two sessions. Times and ids are not compared."""
     left, right = (visible_session(hub, caller, one) for one in (ask.left, ask.right))
     found = hub.diff_runs(left, right)
     pairs = [
@@ -92,14 +93,16 @@ def _optional_event_info(event: Any) -> EventInfo | None:
 
 
 class ListExamples(Paged, frozen=True):
-    """Of these sessions, else of all that the token may see."""
+    """`session`: only these sessions; the parameter may be repeated. `agent`: only sessions of this
+    agent. By default, all sessions that the token may see.
+    """
 
     session: list[str] = []
     agent: str | None = None
 
 
 class Examples(msgspec.Struct, frozen=True):
-    """Each is what `ortet export-jsonl` writes as a line."""
+    """Each example equals a line that `ortet export-jsonl` writes."""
 
     items: list[dict[str, Any]]
     next: str | None
@@ -107,7 +110,9 @@ class Examples(msgspec.Struct, frozen=True):
 
 @operation("GET", "/dataset", filtered=True)
 def dataset(hub: Hub, ask: ListExamples, caller: Caller) -> Examples:
-    """Sessions as examples for evaluation: what was said, done, learned, decided and spent."""
+    """Return sessions as examples for evaluation: messages, actions, facts, decisions and amounts
+    spent.
+    """
     rows = [row for row in visible_sessions(hub, caller) if ask.agent in (None, row.agent)]
     if ask.session:
         wanted = {visible_session(hub, caller, one).id for one in ask.session}
@@ -118,7 +123,9 @@ def dataset(hub: Hub, ask: ListExamples, caller: Caller) -> Examples:
 
 @operation("GET", "/sessions/{session}/checkpoint")
 def checkpoint(view: SessionReader) -> AgentCheckpoint:
-    """Goal, plan, conversation, knowledge and where to go on, as one portable record."""
+    """Return the goal, plan, conversation, facts and next step of a session as one portable
+    record.
+    """
     # The text includes the digest, the record does not.
     return msgspec.json.decode(
         view.checkpoint().to_json(), type=thread_safe_struct(AgentCheckpoint)
@@ -126,7 +133,9 @@ def checkpoint(view: SessionReader) -> AgentCheckpoint:
 
 
 class FromCheckpoint(OperationRequest, frozen=True):
-    """`checkpoint` is an AgentCheckpoint; name and agent are its own unless given."""
+    """`checkpoint`: an AgentCheckpoint. `name` and `agent`: those of the new session, by default
+    those of the checkpoint.
+    """
 
     checkpoint: dict[str, Any]
     name: Name | None = None
@@ -135,7 +144,9 @@ class FromCheckpoint(OperationRequest, frozen=True):
 
 @operation("POST", "/checkpoints", filtered=True, status=201)
 def from_checkpoint(rooms: SessionPool, ask: FromCheckpoint, caller: Caller) -> SessionInfo:
-    """A new session that knows what a checkpoint holds. Deeds done once are not done again."""
+    """Make a session from a checkpoint. Actions that were performed once are not performed
+    again.
+    """
     given = AgentCheckpoint.from_json(msgspec.json.encode(ask.checkpoint))
     check_agent_visible(caller, ask.agent or given.agent or "default")
     with rooms.hub() as hub:  # sessions that are opened in the hub are paused at the end
@@ -165,7 +176,7 @@ def _check_artifacts_visible(hub: Hub, agent_checkpoint: AgentCheckpoint, caller
 
 
 class CarryInfo(msgspec.Struct, frozen=True):
-    """`carry` is signed text for a client to keep."""
+    """`carry`: signed text that the client stores."""
 
     session: str
     carry: str
@@ -173,7 +184,9 @@ class CarryInfo(msgspec.Struct, frozen=True):
 
 @operation("GET", "/sessions/{session}/carry")
 def carry(view: SessionReader) -> CarryInfo:
-    """The mind as signed text, which `POST /turn` goes on with."""
+    """Return the state of a session as a carry token, which is signed text. `POST /turn` continues
+    from it.
+    """
     return CarryInfo(view.id, view.carry())
 
 
@@ -183,8 +196,9 @@ class CheckCarry(OperationRequest, frozen=True):
 
 @operation("POST", "/carry/check", needs="read", filtered=True)
 def check_carry(hub: Hub, ask: CheckCarry, caller: Caller) -> Listed:
-    """Whether it can be gone on with, and whose it is: 403 when it was changed, 409 when the
-    session has gone on since."""
+    """Check a carry token, and return its session. The answer is 403 if the token was changed, and
+    409 if the session has continued since.
+    """
     held = read_carry(hub.session_manager, ask.carry)
     view = visible_session(hub, caller, held.session)
     check_fresh(view, held)

@@ -1,4 +1,4 @@
-"""Secrets of the vault: put, listed by name, destroyed. No answer holds a value."""
+"""Secrets of the vault: store, list by name, delete. No answer contains a value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SecretName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
 class SecretInfo(msgspec.Struct, frozen=True):
-    """`expires` is in ns since 1970, 0 for never."""
+    """`expires`: a time in ns since 1970, or 0 for never."""
 
     name: str
     expires: int
@@ -23,13 +23,13 @@ class SecretInfo(msgspec.Struct, frozen=True):
 
 @operation("GET", "/secrets", needs="admin")
 def list_secrets(hub: Hub, ask: Paged) -> Page[SecretInfo]:
-    """Names of secrets, sorted."""
+    """List the names of the secrets, sorted."""
     names = paginate(hub.vault.names(), ask, lambda name: name)
     return names.map_items(lambda name: SecretInfo(name, hub.vault.expires(name)))
 
 
 class PutSecret(OperationRequest, frozen=True):
-    """`expires`: a date, or from now on, as 90d."""
+    """`expires`: a date, or a duration from now such as 90d."""
 
     name: SecretName
     value: Annotated[str, msgspec.Meta(min_length=1, max_length=1 << 20)]
@@ -38,7 +38,9 @@ class PutSecret(OperationRequest, frozen=True):
 
 @operation("PUT", "/secrets/{name:path}", needs="admin")
 def put_secret(hub: Hub, ask: PutSecret) -> SecretInfo:
-    """Keep a secret, encrypted and outside of every commit; it replaces the one of this name."""
+    """Store a secret in the vault, encrypted and outside of every commit. A secret of the same name
+    is replaced.
+    """
     hub.vault.put(ask.name, ask.value, expires=ask.expires)
     return SecretInfo(ask.name, hub.vault.expires(ask.name))
 
@@ -53,6 +55,6 @@ class SecretRemoved(msgspec.Struct, frozen=True):
 
 @operation("DELETE", "/secrets/{name:path}", needs="admin")
 def forget_secret(hub: Hub, ask: OneSecret) -> SecretRemoved:
-    """Destroy a secret, also what the database still holds of it."""
+    """Delete a secret from the vault, including its traces in the database."""
     hub.vault.forget(ask.name)
     return SecretRemoved(ask.name)

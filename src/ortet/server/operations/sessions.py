@@ -1,4 +1,4 @@
-"""Sessions: begun, listed, read, ended, put away."""
+"""Sessions: begin, list, read, end, archive."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
 
 class Me(msgspec.Struct, frozen=True):
-    """Who asks. `allows`: read, write or admin, each including those before it. `agents`: only
-    sessions of these; none: of all."""
+    """The caller. `allows`: read, write or admin; each includes those before it. `agents`: only
+    sessions of these agents; empty for all.
+    """
 
     name: str
     allows: str
@@ -54,13 +55,13 @@ class Me(msgspec.Struct, frozen=True):
 
 @operation("GET", "/me", filtered=True)
 def me(hub: Hub, caller: Caller) -> Me:
-    """Whose token this is, and what it may do."""
+    """Show the name and the rights of the caller's token."""
     del hub
     return Me(caller.name, caller.allows, caller.tenant, list(caller.agents))
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A session in a list: what its row says."""
+    """A session in a list, as its row describes it."""
 
     id: str
     name: str
@@ -73,7 +74,7 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class SessionInfo(Listed, frozen=True):
-    """A session as it is now. `head` is its newest commit; times are in ns since 1970."""
+    """A session with its present state. `head`: its newest commit. Times are in ns since 1970."""
 
     goal: str
     head: CommitInfo | None
@@ -114,10 +115,11 @@ def info_of(view: SessionReader) -> SessionInfo:
 
 
 class ListSessions(Paged, frozen=True):
-    """Only those of which all that is given is true; `search` is a part of the name. `sort`: the
-    newest first (`created`), those first that last did something (`activity`), or by `name`. Who
-    reads all pages takes `created`: by `activity`, one that does something meanwhile is on the
-    first page again, and not on a later one."""
+    """Only sessions that match all given fields. `search`: a part of the name. `sort`: the newest
+    first (`created`), the last active first (`activity`), or by `name`. Use `created` to read all
+    pages: with `activity`, a session that becomes active moves to the first page and is missing
+    from later pages.
+    """
 
     agent: str | None = None
     name: str | None = None
@@ -130,7 +132,7 @@ class ListSessions(Paged, frozen=True):
 
 @operation("GET", "/sessions", filtered=True)
 def list_sessions(hub: Hub, ask: ListSessions, caller: Caller) -> Page[Listed]:
-    """Sessions that the token may see, the newest first unless `sort` says otherwise."""
+    """List the sessions that the token may see, the newest first unless `sort` says otherwise."""
     found = [
         row
         for row in visible_sessions(hub, caller)
@@ -149,9 +151,11 @@ def list_sessions(hub: Hub, ask: ListSessions, caller: Caller) -> Page[Listed]:
 
 
 class Begin(OperationRequest, frozen=True):
-    """As `hub.session` takes it. `budget` and `parent` are for a new one. `commit`: manual, action,
-    milestone, {"minutes": 5} or {"cost": 3}; it, `durability`, `handover` and `environment` hold
-    until the session is let go, and go before its `profile`, which stays."""
+    """The arguments of `hub.session`. `budget` and `parent`: only for a new session. `commit`:
+    manual, action, milestone, {"minutes": 5} or {"cost": 3}. `commit`, `durability`, `handover` and
+    `environment` are valid until the session is released, and override its `profile`, which is
+    stored.
+    """
 
     name: Name
     agent: Agent = "default"
@@ -173,9 +177,10 @@ class Begin(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions", filtered=True)
 def begin(rooms: SessionPool, ask: Begin, caller: Caller) -> SessionInfo:
-    """Begin a session, or go on with the one of this name. A `workspace` is a directory of the
-    server's host, and needs an admin's token; a `network` is that host's, and needs one that may
-    run commands there."""
+    """Begin a session, or open the session of this name. A `workspace` is a directory of the
+    server's host and needs an admin's token. A `network` belongs to that host and needs a token
+    that may run commands there.
+    """
     check_agent_visible(caller, ask.agent)
     for scope in ask.scopes or ():
         check_scope_visible(caller, scope)
@@ -199,8 +204,9 @@ def begin(rooms: SessionPool, ask: Begin, caller: Caller) -> SessionInfo:
 
 @operation("GET", "/sessions/{session}")
 def show_session(view: SessionReader) -> SessionInfo:
-    """One session, with its newest commit. It is named by its id, by its name where that is one
-    agent's, or as AGENT/NAME, each slash as %2F."""
+    """Show a session and its newest commit. A session is named by its id, by its name if only one
+    agent has a session of this name, or as AGENT/NAME with each slash written %2F.
+    """
     return info_of(view)
 
 
@@ -212,27 +218,31 @@ class SessionEnded(msgspec.Struct, frozen=True):
 
 @operation("POST", "/sessions/{session}/pause")
 def pause(session: Session, ask: Why) -> SessionEnded:
-    """Let go of it: another process may go on."""
+    """Release a session. Another process may then open it."""
     session.pause(ask.why)
     return SessionEnded(session.id, session.name, session.status)
 
 
 @operation("POST", "/sessions/{session}/close")
 def close(session: Session, ask: Why) -> SessionEnded:
-    """It is done: its name stays taken, and it can be read and archived."""
+    """Close a session that is finished. Its name stays taken, and it can still be read and
+    archived.
+    """
     session.close(ask.why)
     return SessionEnded(session.id, session.name, session.status)
 
 
 class SessionRequest(OperationRequest, frozen=True):
-    """Which session: by its id, or its name."""
+    """`session`: the id or name of a session."""
 
     session: str
 
 
 @operation("POST", "/sessions/{session}/resume", filtered=True)
 def resume(rooms: SessionPool, ask: SessionRequest, caller: Caller) -> SessionInfo:
-    """Make it ready to go on: an archived one is brought back, what a crash cut is closed."""
+    """Make a session ready to continue. An archived session is brought back, and actions that a
+    crash interrupted get an outcome.
+    """
     row = rooms.row(ask.session, caller.sees)
     if row.status == "closed":
         raise Conflict(
@@ -251,7 +261,7 @@ def resume(rooms: SessionPool, ask: SessionRequest, caller: Caller) -> SessionIn
 
 
 class Put(OperationRequest, frozen=True):
-    """`why` it is put away."""
+    """`why`: the reason."""
 
     session: str
     why: str = ""
@@ -259,7 +269,7 @@ class Put(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/archive", filtered=True)
 def archive(rooms: SessionPool, ask: Put, caller: Caller) -> ArchiveRecord:
-    """Put it away as one verified bundle in the store. It can still be read."""
+    """Archive a session as one verified bundle in the store. It can still be read."""
     row = rooms.row(ask.session, caller.sees)
     with rooms.with_session_closed(row) as hub:
         return hub.archive(row.id, ask.why)
@@ -267,7 +277,7 @@ def archive(rooms: SessionPool, ask: Put, caller: Caller) -> ArchiveRecord:
 
 @operation("POST", "/sessions/{session}/unarchive", filtered=True)
 def unarchive(rooms: SessionPool, ask: SessionRequest, caller: Caller) -> SessionInfo:
-    """Bring an archived one back: paused, or closed as it was."""
+    """Bring an archived session back, paused or closed as it was before."""
     row = rooms.row(ask.session, caller.sees)
     if row.status != "archived":
         raise Conflict(
@@ -283,7 +293,9 @@ def unarchive(rooms: SessionPool, ask: SessionRequest, caller: Caller) -> Sessio
 
 @operation("DELETE", "/sessions/{session}", needs="admin", filtered=True)
 def remove(rooms: SessionPool, ask: SessionRequest, caller: Caller) -> SessionEnded:
-    """Take it and its events out of the store; its commits stay until the reflog lets go."""
+    """Remove a session and its events from the store. Its commits stay until the reflog releases
+    them.
+    """
     row = rooms.row(ask.session, caller.sees)
     with rooms.with_session_closed(row) as hub:
         hub.remove(row.id)

@@ -1,4 +1,4 @@
-"""Care of the store: is it whole, what can go, how much it holds, what its host can do."""
+"""Maintenance of the store: verify, sweep, statistics, and capabilities of its host."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _DAY_NS = 86_400 * 10**9
 
 
 class StoreStats(msgspec.Struct, frozen=True):
-    """What a store holds. `bytes` are those of all objects; objects that are stored twice count
-    twice until a sweep. `sessions` are counted by status."""
+    """The contents of a store. `bytes`: the size of all objects; an object that is stored twice
+    counts twice until a sweep. `sessions`: the number of sessions by status.
+    """
 
     bytes: int
     objects: int
@@ -41,7 +42,7 @@ class StoreStats(msgspec.Struct, frozen=True):
 
 @operation("GET", "/store")
 def stats(hub: Hub) -> StoreStats:
-    """How much the store holds."""
+    """Show the size of the store."""
     found, rows = hub.objects.stats(), hub.sessions()
     return StoreStats(
         bytes=found.pack_bytes + found.tail_bytes,
@@ -60,13 +61,16 @@ def stats(hub: Hub) -> StoreStats:
 
 @operation("POST", "/store/verify", needs="admin")
 def verify(hub: Hub) -> VerifyReport:
-    """Recompute every hash, follow every reference. What is wrong is an error, with the report."""
+    """Recompute every hash and follow every reference. Damage is answered as an error with the
+    report.
+    """
     return hub.verify()
 
 
 class Sweep(OperationRequest, frozen=True):
-    """`expire_days`: first let go of what the reflog says that is older. `min_garbage`: rewrite a
-    pack when more than this fraction of it is of nobody."""
+    """`expire_days`: first delete reflog entries that are older. `min_garbage`: rewrite a pack if
+    more than this fraction of it is garbage.
+    """
 
     dry_run: bool = False
     expire_days: Annotated[float, msgspec.Meta(ge=0, le=100_000)] | None = None
@@ -74,7 +78,9 @@ class Sweep(OperationRequest, frozen=True):
 
 
 class Swept(SweepReport, frozen=True):
-    """`layers_removed` are copies of files, kept to be fast, that no machine rests on."""
+    """`layers_removed`: the number of cached copies of files that were removed because no machine
+    uses them.
+    """
 
     bytes_freed: int
     layers_removed: int
@@ -82,8 +88,9 @@ class Swept(SweepReport, frozen=True):
 
 @operation("POST", "/store/sweep", needs="admin")
 def sweep(hub: Hub, ask: Sweep) -> Swept:
-    """Free what no branch, tag, reflog entry or running writer refers to, beside those who work;
-    or only tell what that would be."""
+    """Free the space of objects that no branch, tag, reflog entry or running writer refers to.
+    Other processes may keep working. A dry run only reports the objects.
+    """
     age = None if ask.expire_days is None else int(ask.expire_days * _DAY_NS)
     found = hub.sweep(dry_run=ask.dry_run, expire_ns=age, min_garbage=ask.min_garbage)
     layers = 0 if ask.dry_run else hub.maintenance.tidy()[1]
@@ -93,7 +100,7 @@ def sweep(hub: Hub, ask: Sweep) -> Swept:
 
 
 class Drop(OperationRequest, frozen=True):
-    """`discard`: what no commit holds is not committed first."""
+    """`discard`: do not commit uncommitted changes first."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     discard: bool = False
@@ -105,7 +112,7 @@ class Dropped(msgspec.Struct, frozen=True):
 
 @operation("DELETE", "/workspaces/{name}", needs="admin")
 def drop(rooms: SessionPool, ask: Drop) -> Dropped:
-    """Forget a workspace and its machine's files; its branch and commits stay."""
+    """Delete a workspace and the files of its machine. Its branch and commits stay."""
     with rooms.hub() as hub:
         hub.workspaces.table.need(ask.name)
         row = hub.session_manager.table.find_by_branch(ask.name)
@@ -115,7 +122,7 @@ def drop(rooms: SessionPool, ask: Drop) -> Dropped:
 
 
 class WriteOut(OperationRequest, frozen=True):
-    """`to` is a directory of the server's host that is not there yet, as an absolute path."""
+    """`to`: the absolute path of a new directory on the server's host."""
 
     commit: Ref
     to: Annotated[str, msgspec.Meta(min_length=2, max_length=4000, pattern=r"^/[^\x00]*$")]
@@ -123,14 +130,15 @@ class WriteOut(OperationRequest, frozen=True):
 
 @operation("POST", "/commits/{commit}/write", needs="admin")
 def write_out(hub: Hub, ask: WriteOut, caller: Caller) -> Report:
-    """Write the files of a commit into a new directory of the server's host."""
+    """Write the files of a commit into a new directory on the server's host."""
     caller.need_host()
     return hub.restore(ask.commit, Path(ask.to))
 
 
 class HostInfo(msgspec.Struct, frozen=True):
-    """What a host can do, and why not the rest; `leftovers` are what crashes left: a sweep removes
-    them."""
+    """The capabilities of a host, with the reason for each that is missing. `leftovers`: remains of
+    crashes, which a sweep removes.
+    """
 
     capabilities: list[Capability]
     leftovers: list[Leftover]
@@ -138,7 +146,7 @@ class HostInfo(msgspec.Struct, frozen=True):
 
 @operation("GET", "/host", needs="admin")
 def doctor(hub: Hub, caller: Caller) -> HostInfo:
-    """What the server's host can do; all of it is tried for real."""
+    """Check the capabilities of the server's host. Each capability is really tried."""
     from ortet.machines.doctor import probe_host
 
     caller.need_host()

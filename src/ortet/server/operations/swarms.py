@@ -1,4 +1,6 @@
-"""Swarms: many attempts from one commit, driven by the server in the background; the best kept."""
+"""Swarms: many attempts from one commit. The server runs them in the background and keeps the
+best.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,9 @@ Score = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 
 
 class SwarmInfo(SwarmResult, frozen=True):
-    """A swarm as it is now. `driven`: some process works at it; one that is not finished and not
-    driven goes on when it is resumed."""
+    """A swarm with its present state. `driven`: a process runs the swarm. A swarm that is neither
+    finished nor driven continues when it is resumed.
+    """
 
     driven: bool = False
 
@@ -52,13 +55,16 @@ def info_of(view: SessionReader, found: SwarmResult) -> SwarmInfo:
 
 
 class BeginSwarm(OperationRequest, frozen=True):
-    """`task` and `score` are commands; each finds ORTET_ATTEMPT, from 0, in its environment. The
-    score is the number that its command prints last, else its exit code, 0 being best. `keep`: 1
-    adopts the best, more leave the best as sessions, 0 none, merge or merge:K brings them together.
-    `budget` is the share of each, `timeout` its seconds; `stop_when`: all end when one has this
-    score. `at`: the commit to begin at. With the `name` and terms of one that was cut off, that one
-    goes on; attempts that were `interrupted` are made again, or count as failed. `on`: ray has them
-    made by nodes of the cluster that the server was started with, each with what it `needs`."""
+    """`task` and `score`: commands. The variable ORTET_ATTEMPT has the number of the attempt, from
+    0. The score is the number that the command prints last, otherwise its exit code, where 0 is
+    best. `keep`: 1 adopts the best attempt, a larger number keeps the best attempts as sessions, 0
+    keeps none; merge or merge:K merges them. `budget`: the share of each attempt. `timeout`: the
+    seconds of each attempt. `stop_when`: end all attempts when one has this score. `at`: the commit
+    to begin at. If `name` and the other fields are those of an interrupted swarm, that swarm
+    continues; attempts that were `interrupted` are repeated, or count as failed. `on`: ray runs
+    attempts on the nodes of the cluster that the server was started with, each with the resources
+    that it `needs`.
+    """
 
     session: str
     task: Command
@@ -80,14 +86,15 @@ class BeginSwarm(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/swarms", status=202, filtered=True, needs_host=True)
 def begin_swarm(rooms: SessionPool, ask: BeginSwarm, caller: Caller) -> SwarmInfo:
-    """Begin a swarm, answered when its first attempts run. Until it is finished its session can be
-    read, and is busy for all who would write to it."""
+    """Begin a swarm. The answer comes when its first attempts run. Until the swarm is finished, its
+    session can be read but not opened for writing.
+    """
     options = msgspec.structs.asdict(ask)
     return _start_swarm(rooms, options.pop("session"), caller, options)
 
 
 class ResumeSwarm(OperationRequest, frozen=True):
-    """Wherever it ran before: `on` and `needs` are those of what is left."""
+    """`on` and `needs`: where the remaining attempts run, whatever was used before."""
 
     session: str
     name: str
@@ -103,7 +110,7 @@ class ResumeSwarm(OperationRequest, frozen=True):
     "POST", "/sessions/{session}/swarms/{name}/resume", status=202, filtered=True, needs_host=True
 )
 def resume_swarm(rooms: SessionPool, ask: ResumeSwarm, caller: Caller) -> SwarmInfo:
-    """Go on with a swarm whose server was killed or stopped: what is done is not done again."""
+    """Continue a swarm whose server was killed or stopped. Finished attempts are not repeated."""
     options = msgspec.structs.asdict(ask)
     return _start_swarm(rooms, options.pop("session"), caller, options)
 
@@ -130,7 +137,7 @@ class OfSwarm(OperationRequest, frozen=True):
 
 @operation("GET", "/sessions/{session}/swarms")
 def list_swarms(view: SessionReader, ask: Paged) -> Page[SwarmInfo]:
-    """The swarms of a session, the oldest first."""
+    """List the swarms of a session, the oldest first."""
     found = hub_of(view).swarms.all(view)
     return paginate(found, ask, lambda one: one.name).map_items(lambda one: info_of(view, one))
 
@@ -141,14 +148,15 @@ class NamedSwarm(OperationRequest, frozen=True):
 
 @operation("GET", "/sessions/{session}/swarms/{name}")
 def show_swarm(view: SessionReader, ask: NamedSwarm) -> SwarmInfo:
-    """One swarm, with its attempts."""
+    """Show a swarm with its attempts."""
     return info_of(view, hub_of(view).swarms.get(view, ask.name))
 
 
 @operation("POST", "/sessions/{session}/swarms/{name}/stop", filtered=True, needs_host=True)
 def stop_swarm(rooms: SessionPool, ask: OfSwarm, caller: Caller) -> SwarmInfo:
-    """Say that it is enough: attempts that run are ended, no others begun, and of those that are
-    done the best is kept as was asked. It is finished a moment later."""
+    """Stop a swarm: end its running attempts and begin no others. The best finished attempt is kept
+    as the swarm asks. The swarm is finished a moment later.
+    """
     row = rooms.row(ask.session, caller.sees)
     told = rooms.swarm_jobs.stop(row.id, ask.name)
     with rooms.hub() as hub:
@@ -164,7 +172,7 @@ def stop_swarm(rooms: SessionPool, ask: OfSwarm, caller: Caller) -> SwarmInfo:
 
 
 class Winner(OperationRequest, frozen=True):
-    """`attempt` by its number; without it, the best."""
+    """`attempt`: the number of an attempt, by default the best."""
 
     name: str
     attempt: Number | None = None
@@ -172,12 +180,16 @@ class Winner(OperationRequest, frozen=True):
 
 @operation("POST", "/sessions/{session}/swarms/{name}/adopt", moves_head=True, needs_host=True)
 def adopt_attempt(session: Session, ask: Winner) -> RestoreResult:
-    """Become an attempt: its mind, its files, its processes; the old head stays in the reflog."""
+    """Replace the state, files and processes of a session by those of an attempt. The old head
+    stays in the reflog.
+    """
     return session.adopt(_attempt(session, ask).commit)
 
 
 class Brought(msgspec.Struct, frozen=True):
-    """What a merge brought. `conflicts`: files that both changed; ours stay."""
+    """The result of a merge. `conflicts`: files that both sides changed; the session's own version
+    stays.
+    """
 
     commit: CommitInfo
     facts: list[str]
@@ -187,7 +199,9 @@ class Brought(msgspec.Struct, frozen=True):
 
 @operation("POST", "/sessions/{session}/swarms/{name}/merge", moves_head=True, needs_host=True)
 def merge_attempt(session: Session, ask: Winner) -> Brought:
-    """Bring in what an attempt knows and changed; where both changed the same, ours stays."""
+    """Merge the facts and files of an attempt into the session. If both changed the same thing, the
+    session's own version stays.
+    """
     attempt = _attempt(session, ask)
     message = f"swarm {ask.name}: merge attempt {attempt.i}"
     found = session.merge(attempt.commit, favor="ours", message=message)
@@ -212,7 +226,7 @@ def _attempt(session: Session, ask: Winner) -> Attempt:
 
 
 class KeepAttempts(OperationRequest, frozen=True):
-    """Attempts by their numbers; none: all forks go."""
+    """The numbers of the attempts to keep. If the list is empty, all forks are removed."""
 
     session: str
     name: str
@@ -220,7 +234,7 @@ class KeepAttempts(OperationRequest, frozen=True):
 
 
 class KeptAttempts(msgspec.Struct, frozen=True):
-    """Names of the sessions that stay, and of those that went."""
+    """The names of the sessions that were kept, and of those that were removed."""
 
     kept: list[str]
     dropped: list[str]
@@ -228,8 +242,10 @@ class KeptAttempts(msgspec.Struct, frozen=True):
 
 @operation("POST", "/sessions/{session}/swarms/{name}/keep", filtered=True, needs_host=True)
 def keep_attempts(rooms: SessionPool, ask: KeepAttempts, caller: Caller) -> KeptAttempts:
-    """Keep the forks of these attempts as sessions, and take those of all others out of the store.
-    Their commits stay until the reflog lets go. One that somebody has open stays."""
+    """Keep the forks of these attempts as sessions, and remove all other forks from the store.
+    Commits of removed forks stay until the reflog releases them. A fork that another process has
+    open stays.
+    """
     row = rooms.row(ask.session, caller.sees)
     with rooms.hub() as hub:
         view = hub.get(row.id)

@@ -1,5 +1,6 @@
-"""Turns of a conversation: messages in, recorded, context out. No server has to be asked twice:
-the state is in the store, or carried by the client, so any number of them can stand together."""
+"""Turns of a conversation: new messages are recorded, and the context for the model is returned.
+The state is in the store or in a carry token of the client, so any server of the store can answer.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +30,10 @@ from ortet.sessions.writing.idempotent_turns import is_key_used
 
 
 class TurnRequest(OperationRequest, frozen=True):
-    """What is said now, in order: all of it or none. `context` and `briefing` are how many tokens
-    of each come back, 0 for none; `query` is what the context is for. `commit`: all that the
-    session knows then is one hash."""
+    """The messages of the turn in order, which are recorded all or none. `context` and `briefing`:
+    the number of tokens of each in the answer, 0 for none. `query`: the question that the context
+    is for. `commit`: commit the session after the messages.
+    """
 
     messages: Annotated[list[Say], msgspec.Meta(min_length=1, max_length=1000)]
     query: str = ""
@@ -41,8 +43,9 @@ class TurnRequest(OperationRequest, frozen=True):
 
 
 class Turned(msgspec.Struct, frozen=True):
-    """`again`: this was said before, under the same key, and was not said once more. `head` is the
-    newest commit."""
+    """`again`: the same turn was recorded before under the same key, and was not recorded again.
+    `head`: the newest commit.
+    """
 
     session: str
     name: str
@@ -54,8 +57,9 @@ class Turned(msgspec.Struct, frozen=True):
 
 
 class CarriedTurn(TurnRequest, frozen=True):
-    """`carry` is what the turn before gave. Without it, a session is begun or gone on with, by its
-    `session` (a name) and `agent`, with a `goal` if it is new."""
+    """`carry`: the carry token of the previous turn. Without it, the session with this name
+    (`session`) and `agent` is opened, or begun with the `goal`.
+    """
 
     carry: str | None = None
     session: Name | None = None
@@ -64,7 +68,7 @@ class CarriedTurn(TurnRequest, frozen=True):
 
 
 class CarriedOn(Turned, frozen=True):
-    """`carry` is for the next turn."""
+    """`carry`: the carry token for the next turn."""
 
     carry: str
 
@@ -89,15 +93,17 @@ def _turn(session: Session, ask: TurnRequest, key: str) -> Turned:
 
 @operation("POST", "/sessions/{session}/turns", status=201)
 def take_turn(session: Session, ask: TurnRequest, key: str) -> Turned:
-    """One turn of a session that the servers keep. With an Idempotency-Key it is said once, also
-    when a server was killed in the middle: ask again, whichever server answers."""
+    """Record a turn of a session that the servers store. With an Idempotency-Key the turn is
+    recorded once, even if a server was killed during the request: repeat the request to any server.
+    """
     return _turn(session, ask, key)
 
 
 @operation("POST", "/turn", status=201, filtered=True)
 def turn(rooms: SessionPool, ask: CarriedTurn, caller: Caller, key: str) -> CarriedOn:
-    """One turn of a session that the client carries. The same request again is answered again and
-    said once; another, with a carry that is not the newest, is a conflict."""
+    """Record a turn of a session whose state the client carries. The same request again gets an
+    answer but is recorded once. A request with a carry token that is not the newest is a conflict.
+    """
     if ask.carry is None:
         if ask.session is None:
             raise Invalid("bad_request", "which session? give its name, or what you carry")

@@ -1,8 +1,8 @@
-"""The journal of a session as it grows, and what is left for its writer meanwhile.
+"""The journal of a session as a stream, with the events that wait in its inbox.
 
-An event has the id TIMELINE:SEQ. A session that is restored goes on with another timeline, which
-begins somewhere on the one before: then `moved` says behind which event the stream goes on, and
-what the client has behind that one is not true of the session any more.
+The id of an event is TIMELINE:SEQ. A restored session continues on another timeline, which begins
+at an event of the previous timeline. Then an event `moved` names the event after which the stream
+continues. Events of the previous timeline after that one no longer belong to the session.
 """
 
 from __future__ import annotations
@@ -150,16 +150,19 @@ def _cursor_at(path: Sequence[TimelineSpan], seq: int, letter: str = "") -> Jour
 
 
 class FollowJournal(Follow, frozen=True):
-    """`last`: begin with so many of the newest events; without it, and without `after`, with the
-    first. `kinds`: only events of these."""
+    """`last`: begin with this number of the newest events. Without `last` and `after`, begin with
+    the first event. `kinds`: only events of these kinds.
+    """
 
     last: Annotated[int, msgspec.Meta(ge=0, le=10**9)] | None = None
     kinds: list[str] = []
 
 
 async def journal_stream(streams: Streams, request: Request, ask: FollowJournal) -> Response:
-    """The journal of a session as it grows, and (`waiting`) what is left for its writer. `moved`:
-    it was restored, and goes on behind event `after`."""
+    """Stream the journal of a session, and the events that wait in its inbox (`waiting`). An event
+    `moved` says that the session was restored, and that the stream continues after the event
+    `after`.
+    """
     row = await streams.row(request, request.path_params["session"])
     source = JournalSource(streams, streams.session_pool(request), row, frozenset(ask.kinds))
     text = request_cursor(request, ask)

@@ -40,8 +40,10 @@ _HEADERS = {
 
 
 class Follow(msgspec.Struct, frozen=True):
-    """`after`: the id of the last event that the client has, for one that cannot send the header
-    Last-Event-ID. `heartbeat`: seconds of silence after which a comment is sent."""
+    """`after`: the id of the last event that the client has, for clients that cannot send the
+    header Last-Event-ID. `heartbeat`: the number of seconds without events after which a comment is
+    sent.
+    """
 
     after: Annotated[str, msgspec.Meta(max_length=4000)] = ""
     heartbeat: Annotated[int, msgspec.Meta(ge=1, le=60)] = HEARTBEAT_SECONDS

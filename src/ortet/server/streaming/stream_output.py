@@ -1,6 +1,6 @@
-"""What a program in a live machine writes, as it comes: from any byte that the machine still has.
+"""The output of a program in a live machine as a stream, from any byte that the machine still has.
 
-An event has the id JOB:POSITION, the position being where the next one begins.
+The id of an event is JOB:POSITION. The position is that of the next event.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CURSOR = re.compile(r"(?:([0-9]{1,18}):)?([0-9]{1,18})(:over)?\Z")
 
 
 class FollowOutput(Follow, frozen=True):
-    """`encoding`: "text", with what is no UTF-8 replaced, or "base64"."""
+    """`encoding`: "text", where bytes that are not UTF-8 are replaced, or "base64"."""
 
     encoding: Literal["text", "base64"] = "text"
 
@@ -95,8 +95,10 @@ def incomplete_utf8_length(data: bytes) -> int:
 
 
 async def output_stream(streams: Streams, request: Request, ask: FollowOutput) -> Response:
-    """What a service or shell writes, from the first byte that is kept or behind `after`, until it
-    ends (`exit`). `moved`: it goes on at another position, as bytes are gone."""
+    """Stream the output of a service or shell until it ends (`exit`). The stream starts at the
+    first byte that is kept, or after `after`. An event `moved` says that bytes are lost, and that
+    the stream continues at another position.
+    """
     row = await streams.row(request, request.path_params["session"])
     text = request_cursor(request, ask)
     found = _CURSOR.match(text or "0")

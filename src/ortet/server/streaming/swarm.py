@@ -1,8 +1,8 @@
-"""The progress of a swarm, as it is made: each attempt when something has become of it.
+"""The progress of a swarm as a stream, with an event for each change of an attempt.
 
-The id of an event says what the client has seen of every attempt, so that any server can go on from
-there, also when the one that drives the swarm was killed meanwhile. Who was away for long is told
-how things are now, not all that was in between.
+The id of an event has the state of every attempt that the client has seen. Any server can continue
+the stream from it, even if the server that ran the swarm was killed. A client that reconnects late
+gets the present states, without the states between.
 """
 
 from __future__ import annotations
@@ -123,8 +123,9 @@ def _stage(swarm: SwarmResult) -> SwarmStage:
 
 
 async def swarm_stream(streams: Streams, request: Request, ask: Follow) -> Response:
-    """The attempts of a swarm, each as it is now and then again whenever it has changed, until the
-    swarm is finished. `swarm`: it came to another stage."""
+    """Stream the attempts of a swarm: first all present states, then each change, until the swarm
+    is finished. An event `swarm` says that the swarm has reached another stage.
+    """
     row = await streams.row(request, request.path_params["session"])
     rooms, name = streams.session_pool(request), request.path_params["name"]
     source = SwarmSource(streams, rooms, row, name)

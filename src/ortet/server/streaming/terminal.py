@@ -1,8 +1,9 @@
-"""A terminal in a browser, or any WebSocket client, at a shell of a session's live machine.
+"""A terminal for a WebSocket client, such as a browser, at a shell of a session's live machine.
 
-Binary frames are what is typed, and what is shown. Text frames are JSON. From the client:
-{"resize": {"rows": 24, "cols": 80}}. To it: {"exit": CODE}, {"missed": BYTES}, {"restored": true},
-{"error": {...}}. Who leaves leaves the shell running; who comes sees what is kept of its output.
+Binary frames are typed bytes and shown bytes. Text frames are JSON. From the client: {"resize":
+{"rows": 24, "cols": 80}}. To the client: {"exit": CODE}, {"missed": BYTES}, {"restored": true},
+{"error": {...}}. If a client disconnects, the shell keeps running. A client that connects gets the
+output that is kept.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class TerminalControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Attach(msgspec.Struct, frozen=True):
-    """`name`: which of its shells; it is started at first use."""
+    """`name`: the name of the shell. It is started at first use."""
 
     name: str = "main"
     rows: Lines = 24
@@ -63,7 +64,7 @@ class Attach(msgspec.Struct, frozen=True):
 
 
 async def terminal(streams: Streams, socket: WebSocket) -> None:
-    """A shell in the machine of a session."""
+    """Connect to a shell in the machine of a session."""
     try:
         caller = await streams.context.authenticate(socket)
         caller.need("write")

@@ -1,4 +1,4 @@
-"""Artifacts over HTTP: put by stream, read by stream."""
+"""Artifacts over HTTP: upload and download by stream."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _UNSPECIFIC_MEDIA = ("", "application/octet-stream", "application/x-www-form-url
 
 
 class PutArtifact(msgspec.Struct, frozen=True):
-    """`media` goes before the header Content-Type, and what the name ends with stands in for
-    both. One that holds a secret that is known is refused, unless `allow_secrets`."""
+    """`media`: the media type. Without it, the header Content-Type is used, or the end of the name.
+    `allow_secrets`: store the artifact even if it contains a known secret.
+    """
 
     kind: str = ""
     media: str = ""
@@ -37,14 +38,18 @@ class PutArtifact(msgspec.Struct, frozen=True):
 
 
 class GetArtifact(msgspec.Struct, frozen=True):
-    """`version`: the last without it. `download`: for a file, not to be shown."""
+    """`version`: the version of the artifact, by default the last. `download`: send it as a file to
+    save, not to show.
+    """
 
     version: Annotated[int, msgspec.Meta(ge=1, le=10**9)] | None = None
     download: bool = False
 
 
 async def put_artifact(streams: Streams, request: Request, ask: PutArtifact) -> Response:
-    """Keep what the body holds under a name; the same name again is the next version."""
+    """Store the request body as an artifact. If the name exists already, this is its next
+    version.
+    """
     rooms, caller = streams.session_pool(request), request.state.caller
     row = await streams.row(request, request.path_params["session"])
     if ask.allow_secrets:
@@ -101,7 +106,7 @@ class _ArtifactUpload:
 
 
 async def get_artifact(streams: Streams, request: Request, ask: GetArtifact) -> Response:
-    """The content of an artifact, or a part of it (Range)."""
+    """Return the content of an artifact, or a part of it (Range)."""
     row = await streams.row(request, request.path_params["session"])
     rooms, name = streams.session_pool(request), request.path_params["name"]
     artifact: Artifact = await streams.in_thread(partial(_find, rooms, row.id, name, ask.version))

@@ -1,4 +1,6 @@
-"""Bundles over HTTP: commits with all they need as one file, out and in, by stream."""
+"""Bundles over HTTP: commits with all their objects as one file, downloaded and uploaded by
+stream.
+"""
 
 from __future__ import annotations
 
@@ -23,25 +25,27 @@ MEDIA = "application/vnd.ortet.bundle"
 
 
 class ReadBundle(msgspec.Struct, frozen=True):
-    """`ref`: a commit, a branch or a tag; several may be given."""
+    """`ref`: a commit, a branch or a tag. The parameter may be repeated."""
 
     ref: list[str] = []
 
 
 class SendBundle(msgspec.Struct, frozen=True):
-    """`name` is what the log of each branch will say it came from."""
+    """`name`: the origin of the bundle, for the reflog of each branch."""
 
     name: str = "upload"
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """Branches, and the commit of each."""
+    """The branches that were imported, and the commit of each."""
 
     branches: dict[str, str]
 
 
 async def read_bundle(streams: Streams, request: Request, ask: ReadBundle) -> Response:
-    """Commits, with all they need, in one file that `ortet import` and POST /bundles take."""
+    """Return commits with all their objects in one file. `ortet import` and POST /bundles accept
+    it.
+    """
     if not ask.ref:
         raise Invalid("no_refs", "a bundle needs a commit: give ref=, a branch, a tag or an id")
     make = partial(
@@ -75,7 +79,7 @@ def _export_bundle(
 
 
 async def send_bundle(streams: Streams, request: Request, ask: SendBundle) -> Response:
-    """Take a bundle in: all of it is proved before a branch is made."""
+    """Import a bundle. The whole bundle is verified before a branch is made."""
     if not ask.name or "/" in ask.name or len(ask.name) > 200 or not ask.name.isprintable():
         raise Invalid("bad_name", "a short word says where a bundle came from: give name=")
     rooms, caller = streams.session_pool(request), request.state.caller

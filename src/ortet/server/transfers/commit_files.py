@@ -1,5 +1,6 @@
-"""Files at a commit, read by stream. A path is looked up in the tree of the commit, never on this
-host: whatever it says, it leads nowhere else."""
+"""Files of a commit, read by stream. A path is looked up in the tree of the commit, never on the
+server's host, so it cannot lead outside of the commit.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +32,10 @@ _FILES_PATH_PATTERN = re.compile(rb"/(?:commits|sessions)/[^/]+/files(?:/(.*))?\
 
 
 class ReadFile(msgspec.Struct, frozen=True):
-    """`info`: what it is, and not its bytes. Of a directory, `limit` names behind `after`, which is
-    the `href` of one. `download`: for a file, not to be shown."""
+    """`info`: return the metadata instead of the bytes. `limit` and `after`: for a directory, the
+    number of names, and the `href` of the name before the first. `download`: send it as a file to
+    save, not to show.
+    """
 
     info: bool = False
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
@@ -41,8 +44,10 @@ class ReadFile(msgspec.Struct, frozen=True):
 
 
 class FileInfo(msgspec.Struct, frozen=True):
-    """One name. `href` is its path below the directory it is in, as an address writes it: names are
-    bytes, and not all are text. `target` is where a link leads, as it says; nobody follows it."""
+    """A file, directory or link. `href`: its percent-encoded path below its directory; names are
+    bytes, and not every name is text. `target`: the target of a link as stored. Links are not
+    followed.
+    """
 
     name: str
     href: str
@@ -55,7 +60,7 @@ class FileInfo(msgspec.Struct, frozen=True):
 
 
 class FileList(msgspec.Struct, frozen=True):
-    """A directory, or what else is no file. `next` is the `after` of the page that follows."""
+    """A directory, or another entry that is not a file. `next`: the `after` of the next page."""
 
     commit: str
     path: str
@@ -65,12 +70,14 @@ class FileList(msgspec.Struct, frozen=True):
 
 
 async def list_files(streams: Streams, request: Request, ask: ReadFile) -> Response:
-    """What lies at the top of a commit's workspace, as JSON."""
+    """List the top directory of a commit's workspace as JSON."""
     return await read_file(streams, request, ask)
 
 
 async def read_file(streams: Streams, request: Request, ask: ReadFile) -> Response:
-    """A file of a commit as bytes, or a part of it (Range); a directory or a link as JSON."""
+    """Return a file of a commit as bytes, or a part of it (Range). A directory or a link is
+    returned as JSON.
+    """
     path = path_of(request)
     look = partial(_find_file, streams, request, path, ask)
     found: FileList | tuple[Oid, TreeEntry] = await streams.in_thread(look)

@@ -1,4 +1,6 @@
-"""A journal as JSONL, one JSON object a line, and what was said in it for others to read."""
+"""Exports of a session: the journal as JSONL, with one JSON object a line, and the conversation in
+formats of other programs.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,16 @@ Format = Literal["openai", "openai-responses", "anthropic", "otel"]
 
 
 class ReadJournal(msgspec.Struct, frozen=True):
-    """Only events with these numbers."""
+    """`since` and `upto`: the numbers of the first and the last event."""
 
     since: Number = 0
     upto: Number | None = None
 
 
 class ExportSession(msgspec.Struct, frozen=True):
-    """`whole`: also what was compacted. `content`: spans also say what was said."""
+    """`whole`: include messages that were compacted. `content`: include the text of messages in
+    spans.
+    """
 
     format: Format
     whole: bool = False
@@ -43,8 +47,9 @@ class ExportSession(msgspec.Struct, frozen=True):
 
 
 async def export_session(streams: Streams, request: Request, ask: ExportSession) -> Response:
-    """What was said in a session, as messages that a model API takes, fit to be sent, or as spans
-    of OpenTelemetry (OTLP)."""
+    """Return the conversation of a session as messages for a model API, or its events as spans of
+    OpenTelemetry (OTLP).
+    """
     row = await streams.row(request, request.path_params["session"])
     made = partial(_export_messages, row, ask)
     make = partial(_store_export, streams.session_pool(request), f"{row.id}.json", made, JSON)
@@ -60,7 +65,7 @@ def _export_messages(row: SessionRow, ask: ExportSession, hub: Hub) -> Iterator[
 
 
 async def read_journal(streams: Streams, request: Request, ask: ReadJournal) -> Response:
-    """A session's journal, an event a line, as GET …/events tells it."""
+    """Return the journal of a session as JSONL, with the events of GET …/events, one a line."""
     row = await streams.row(request, request.path_params["session"])
     make = partial(
         _store_export, streams.session_pool(request), f"{row.id}.jsonl", partial(_events, row, ask)

@@ -47,7 +47,7 @@ _KINDS: dict[int, EntryKind] = {
 
 
 class Present(msgspec.Struct, frozen=True):
-    """One name. Of a directory, `names` are those in it, the first 10 000."""
+    """A file, directory or link. `names`: the first 10 000 names of a directory."""
 
     path: str
     kind: EntryKind
@@ -59,7 +59,7 @@ class Present(msgspec.Struct, frozen=True):
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """What was written; `replaced`: another was there."""
+    """The file that was written. `replaced`: a file with this path existed before."""
 
     path: str
     size: int
@@ -206,15 +206,16 @@ def _path_error(error: OSError, path: bytes) -> OrtetError:
 
 
 class PutFile(msgspec.Struct, frozen=True):
-    """`mode` in octal digits, as 755; one that is replaced keeps its own without it, a new one has
-    644. Directories above it that are missing are made, unless `parents` is false."""
+    """`mode`: octal digits such as 755. Without it, a replaced file keeps its mode, and a new file
+    has 644. `parents`: make missing directories; true by default.
+    """
 
     mode: str = ""
     parents: bool = True
 
 
 class GetFile(msgspec.Struct, frozen=True):
-    """`download`: for a file, not to be shown."""
+    """`download`: send it as a file to save, not to show."""
 
     download: bool = False
 
@@ -226,13 +227,15 @@ class _FileCopy(NamedTuple):
 
 
 async def list_present(streams: Streams, request: Request, ask: GetFile) -> Response:
-    """The directory of a session as it is now."""
+    """List the present top directory of a session."""
     return await get_present(streams, request, ask)
 
 
 async def get_present(streams: Streams, request: Request, ask: GetFile) -> Response:
-    """A file as it is now, in the machine of the session or its directory, as bytes or a part of
-    them (Range); a directory or a link as JSON. The machine is opened where it does not live."""
+    """Return a present file of a session as bytes, or a part of it (Range). The file is read in the
+    machine of the session or in its directory. A directory or a link is returned as JSON. A machine
+    that is not open is opened.
+    """
     row = await streams.row(request, request.path_params["session"])
     request.state.caller.need_host()
     path, rooms = path_of(request), streams.session_pool(request)
@@ -293,8 +296,9 @@ def _copy_file(source: BinaryIO, scratch: Path) -> _FileCopy:
 
 
 async def put_present(streams: Streams, request: Request, ask: PutFile) -> Response:
-    """Write the body to a file of the session as it is now, in its machine or directory; one that
-    is there is replaced in one step."""
+    """Write the request body to a present file of a session, in its machine or directory. An
+    existing file is replaced atomically.
+    """
     caller, path = request.state.caller, path_of(request)
     row = await streams.row(request, request.path_params["session"])
     caller.need_host()
