@@ -10,7 +10,6 @@ from msgspec import Meta
 
 from ortet.cli.session_args import event_line
 from ortet.cli.terminal import output
-from ortet.journal.kinds.registry import kind_of
 from ortet.mcp_server.context import McpContext
 from ortet.mcp_server.tool import ADDS, READS, SETS, ToolResult, cut_middle, join_lines, tool
 from ortet.mcp_server.tools.workspace import Why
@@ -214,6 +213,7 @@ def journal_page(
     view: SessionReader, after: int | None, limit: int, kinds: Sequence[str]
 ) -> JournalToolResult:
     """Return a page of events: those after a number, or the newest."""
+    from ortet.journal.kinds.registry import kind_of
 
     def wanted(event: events.Event) -> bool:
         return event.kind in kinds if kinds else kind_of(event.kind).listed
