@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ortet.machines.control.client import InitClient
 from ortet.machines.live.machine import LiveMachine
-from ortet.machines.overlay.home import MachineHome
+from ortet.machines.overlay.layers.home import MachineHome
 from ortet.machines.standalone.ipc import NETWORK_FD
 
 

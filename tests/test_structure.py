@@ -7,7 +7,6 @@ from bench import structure
 OPEN_CYCLES = (
     "ortet.cli.",
     "ortet.journal.state.",
-    "ortet.machines.kernels.",
     "ortet.server.streaming.",
     "ortet.sessions.",
 )
@@ -21,21 +20,6 @@ OPEN_INHERITANCE = {
     "OrtetCompactingSession": "integrations/openai_agents: to be composed",
     "OrtetSession": "integrations/openai_agents: to be composed",
     "TurnTrackingConversation": "integrations/openai_agents: to be composed",
-    "InitClient": "machines/control: to be composed",
-    "LiveKernelLayers": "machines/kernels: to be composed",
-    "OverlayKernelHost": "machines/kernels: to be composed",
-    "LiveEngineContext": "machines/live: to be composed",
-    "CriuEngine": "machines/live: to be composed",
-    "LiveCommands": "machines/live: to be composed",
-    "LiveMachine": "machines/live: to be composed",
-    "TempDirsEntryReader": "machines/live: to be composed",
-    "OverlayMachine": "machines/overlay: to be composed",
-    "SystemEntryReader": "machines/overlay: to be composed",
-    "SystemUpperScanner": "machines/overlay: to be composed",
-    "UpperScanner": "machines/overlay: to be composed",
-    "NamedTarget": "machines/restore: to be composed",
-    "JobTerminal": "machines/standalone: to be composed",
-    "_TerminalInput": "machines/standalone: to be composed",
     "ActionsMixin": "sessions: to be composed",
     "ConversationMixin": "sessions: to be composed",
     "EnvironmentMixin": "sessions: to be composed",
@@ -60,8 +44,6 @@ OPEN_INHERITANCE = {
 """Class -> why it may still inherit from a concrete class. Never add a name."""
 
 OPEN_SMALL_MODULES = {
-    "machines/live/criu/connections.py",
-    "machines/standalone/loopback.py",
     "server/operations/secrets.py",
 }
 """Modules that are to be merged, or to say in their docstring why they are modules of their own."""

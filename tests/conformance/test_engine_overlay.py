@@ -12,7 +12,7 @@ from ortet.history.tree.tree import Trees
 from ortet.ids import SystemClock
 from ortet.machines.base import Engine, MachineSpec
 from ortet.machines.overlay.engine import OverlayEngine
-from ortet.machines.overlay.home import LayerLayout
+from ortet.machines.overlay.layers.home import LayerLayout
 from ortet.machines.overlay.machine import OverlayMachine
 from ortet.objects.store import LocalObjectStore
 from ortet.testing.engine import EngineTests

@@ -19,7 +19,7 @@ import ortet
 from ortet.errors import Invalid, Unsupported
 from ortet.history.records import Image
 from ortet.machines.live.network import slirp
-from ortet.machines.overlay import resolv_conf
+from ortet.machines.overlay.layers import resolv_conf
 from ortet.sessions.session import Session
 
 _CALL = """

@@ -24,7 +24,7 @@ from ortet.machines.base import MachineSpec
 from ortet.machines.kernels.kernel import Kernel
 from ortet.machines.kernels.manager import KernelManager
 from ortet.machines.overlay.engine import OverlayEngine
-from ortet.machines.overlay.layers import LayerStore
+from ortet.machines.overlay.layers.store import LayerStore
 from ortet.machines.overlay.machine import OverlayMachine
 from ortet.machines.overlay.supervisor_client import Zygote
 from ortet.machines.standalone.syscalls import is_privileged

@@ -5,7 +5,7 @@ state and restores them. There are three engines:
 
   folder    a directory in place, or a private copy; commands run on the host (`folder.py`)
   overlay   a private view of the files by overlayfs; programs may outlive a run (`overlay/`)
-  criu      an overlay machine whose processes are part of a commit (`live/`)
+  criu      overlay files, and processes that are part of a commit (`live/`)
 
 `capture/` stores the files of a directory, `restore/` writes them back, `secrets/` looks for
 secrets before something is stored. `control/` talks to the programs of a machine, `kernels/` are
@@ -20,6 +20,7 @@ Invariants:
 
 This package may import `history`, `objects`, `backends`, `_util`, `ids` and `errors`. It must not
 import its siblings `journal` and `memory`, nor any package above. Inside of it, the order is:
-`base`, `limits`, `dirfd`, `poll` < `capture` < `restore` < `command`, `control` < `overlay` <
-`live`.
+`standalone` < `dirfd`, `host_compat`, `jobs`, `kernel_host`, `limits`, `poll` < `base`, `secrets` <
+`capture`, `services` < `restore` < `command` < `control`, `kernels` < `folder` < `overlay` <
+`live` < `cleanup`, `doctor`. A contract of import-linter enforces it.
 """

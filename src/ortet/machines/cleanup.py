@@ -22,7 +22,7 @@ import msgspec
 from ortet.machines.dirfd import STAGE_PREFIX, open_directory, remove_tree
 from ortet.machines.live.cgroups import recorded_groups, remove_group
 from ortet.machines.live.criu.worker_pool import leftover_records
-from ortet.machines.overlay.layers import AREA
+from ortet.machines.overlay.layers.store import AREA
 from ortet.machines.overlay.mount_plan import parse_mounts
 from ortet.machines.standalone.syscalls import LinuxSyscalls
 

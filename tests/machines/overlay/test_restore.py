@@ -8,7 +8,7 @@ import pytest
 from tests.fixtures.machines import Shop, read_tree
 
 from ortet.errors import Conflict
-from ortet.machines.overlay.layers import LayerStore
+from ortet.machines.overlay.layers.store import LayerStore
 from ortet.machines.overlay.restore import count_written_and_removed, restore_through_overlay
 
 

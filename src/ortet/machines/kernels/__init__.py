@@ -5,8 +5,8 @@ fork has a private layer of files, so that forks do not see each other's changes
 
 Start with `kernel.py` (`Kernel`, the public object) and `manager.py` (`KernelManager`, all kernels
 of one machine). `link.py` is the connection to one kernel process; `standalone/kernel_guest.py` is
-the program at its other end. `host.py` defines `KernelHost`, what an engine must provide;
-`overlay_host.py` and `live_host.py` implement it.
+the program at its other end. `machines/kernel_host.py` is the contract `KernelHost`, what a machine
+must provide; `local_host.py`, `overlay/kernel_host.py` and `live/kernel_host.py` implement it.
 
 Invariants:
 
@@ -15,6 +15,5 @@ Invariants:
 - A machine is not committed with its processes while it has living kernel forks.
 
 May import: `machines.standalone`, the modules directly in `machines`, and the layers `history`,
-`objects`, `_util`, `ids`, `errors`. Only `overlay_host.py` and `live_host.py`
-import `machines.control`, `machines.overlay` and `machines.live`.
+`objects`, `_util`, `ids`, `errors`. It does not know `machines.overlay` and `machines.live`.
 """

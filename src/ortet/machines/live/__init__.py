@@ -1,12 +1,14 @@
 """Live machines: machines whose running processes are committed, forked and restored.
 
-A live machine is an overlay machine with its own process, mount, network, IPC and UTS namespaces.
-CRIU dumps its processes at a commit, so memory, open files and sockets are part of the image.
+A live machine has the files of an overlay machine (`overlay/files.py`), and its own process, mount,
+network, IPC and UTS namespaces. CRIU dumps its processes at a commit, so memory, open files and
+sockets are part of the image.
 
-Start with `engine.py` (`CriuEngine`) and `machine.py` (`LiveMachine`). `process.py` starts a
-machine and talks to its pid 1; `supervisor_client.py` talks to the helper process that forks
+Start with `engine.py` (`CriuEngine`) and `machine.py` (`LiveMachine`). `startup.py` starts the
+processes of a machine, fresh or from a dump, and `process.py` is the handle on them; `supervisor_client.py` talks to the helper process that forks
 machines and CRIU. `criu/` dumps and restores, `images/` stores dump files, `network/` connects a
-machine to the outside.
+machine to the outside. `prefork.py` starts announced forks early, `kernel_host.py` hosts Python
+kernels, and `temp_dirs.py` captures files that only the processes need.
 
 Invariants:
 

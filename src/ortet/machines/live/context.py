@@ -16,7 +16,7 @@ from ortet.machines.live.images.load import read_processes, restore_images
 from ortet.machines.live.images.save import SavedImages
 from ortet.machines.live.supervisor_client import SupervisorClient
 from ortet.machines.overlay.context import EngineContext
-from ortet.machines.overlay.home import MachineHome
+from ortet.machines.overlay.layers.home import MachineHome
 from ortet.machines.overlay.upper.inotify import UpperWatch
 from ortet.machines.services import RunningServices
 

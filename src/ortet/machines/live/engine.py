@@ -17,8 +17,8 @@ from ortet.machines.live.context import LiveEngineContext
 from ortet.machines.live.criu.binary import find_criu, probe_criu
 from ortet.machines.live.machine import ON_FORK, ON_RESTORE, LiveMachine
 from ortet.machines.overlay.context import EngineContext
-from ortet.machines.overlay.home import LayerLayout, MachineHome
-from ortet.machines.overlay.layers import LayerStore
+from ortet.machines.overlay.layers.home import LayerLayout, MachineHome
+from ortet.machines.overlay.layers.store import LayerStore
 from ortet.machines.overlay.open_machines import OpenMachines, PendingMachines
 from ortet.machines.overlay.probe import probe_overlay
 from ortet.objects.base import ObjectStore

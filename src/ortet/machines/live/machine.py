@@ -44,9 +44,9 @@ from ortet.machines.live.secret_env import secret_launcher_argv
 from ortet.machines.live.startup import HOSTNAME_LENGTH, MachineStarter, StartOrigin
 from ortet.machines.live.temp_dirs import TempDirs
 from ortet.machines.overlay.files import OverlayFiles
-from ortet.machines.overlay.home import LayerLayout, MachineHome
 from ortet.machines.overlay.ignored_files import add_ignored_layer
 from ortet.machines.overlay.layer_switcher import LayerSwitcher
+from ortet.machines.overlay.layers.home import LayerLayout, MachineHome
 from ortet.machines.secrets.names import is_secret
 from ortet.machines.services import (
     ExternalConnection,

@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from ortet.errors import Conflict, OrtetError
 from ortet.machines.base import Loss, MachineSpec
 from ortet.machines.live.context import Dump, LiveEngineContext
-from ortet.machines.overlay.home import LayerLayout
+from ortet.machines.overlay.layers.home import LayerLayout
 from ortet.machines.overlay.open_machines import PendingMachines, StartableMachine
 
 M = TypeVar("M", bound=StartableMachine)

@@ -14,12 +14,12 @@ from ortet.history.tree.tree import Trees
 from ortet.machines.base import Loss
 from ortet.machines.live.open_files import OpenFilesCapture, restore_open_files
 from ortet.machines.overlay.files import OverlayFiles
-from ortet.machines.overlay.mount_plan import HostOverlay, is_within
-from ortet.machines.overlay.system_diff import (
+from ortet.machines.overlay.layers.system_diff import (
     PathFilter,
     SystemDiffScanner,
     write_system_layer,
 )
+from ortet.machines.overlay.mount_plan import HostOverlay, is_within
 from ortet.machines.overlay.upper.inotify import UpperWatch
 from ortet.objects.base import ObjectStore
 

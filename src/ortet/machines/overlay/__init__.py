@@ -1,10 +1,14 @@
 """The overlay engine: machines with a private view of the files by overlayfs.
 
-Start with `engine.OverlayEngine`, which opens machines, and `overlaymachine.OverlayMachine`. A
-machine has its own mount namespace, which a supervisor process holds (`supervisor_client.py`). Its
-workspace is an overlay mount: read-only lower layers, which machines share, and an upper directory
-of its own. `layers.py` builds and caches lower layers, `home.py` is the directory of a machine in
-the store, `mount_plan.py` computes the mounts, and `upper/` takes a snapshot of an upper directory.
+Start with `engine.OverlayEngine`, which opens machines, and `machine.OverlayMachine`. A machine has
+its own mount namespace, which a supervisor process holds (`supervisor_client.py`). Its workspace is
+an overlay mount: read-only lower layers, which machines share, and an upper directory of its own.
+
+Overlay machines and live machines are built of the same parts: `files.OverlayFiles` (mounts and
+snapshots), `layer_switcher.LayerSwitcher` (restores by other layers) and
+`kernel_layers.KernelLayers` (layers of forked kernels). Their engines share
+`open_machines.OpenMachines`. `layers/` builds and caches lower layers and has the home of a
+machine, `mount_plan.py` computes the mounts, `upper/` takes a snapshot of an upper directory.
 
 Invariants:
 
@@ -12,11 +16,11 @@ Invariants:
     files are scanned only if ignore rules changed or trees of the layers are not in the store.
   - A complete layer is never changed.
   - A fork shares the layers of its parent. Neither sees later changes of the other.
-  - The layout of a machine (`home.LayerLayout`) is replaced as a whole, so a crash leaves the old
+  - The layout of a machine (`LayerLayout`) is replaced as a whole, so a crash leaves the old
     or the new one.
   - The mounts end with the supervisor process, and that ends with the process that opened it.
 
-This package may import `capture`, `restore`, `control`, `command`, `folder`, `services`, `kernels`
-and `standalone` of `machines`, and the layers below `machines`. It does not depend on `live`,
-except for a file that a live machine gets (`live/network/slirp.py`).
+This package may import `capture`, `restore`, `control`, `command`, `services`, `kernels` and
+`standalone` of `machines`, the modules directly in `machines`, and the layers below. It does not
+depend on `live`.
 """

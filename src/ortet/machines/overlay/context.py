@@ -18,8 +18,13 @@ from ortet.history.tree.tree import Trees
 from ortet.ids import Clock
 from ortet.machines.base import Loss, MachineSpec
 from ortet.machines.capture.stat_index import NEVER_RACY, ctime_granularity_ns
-from ortet.machines.overlay.home import LayerLayout, MachineHome
-from ortet.machines.overlay.layers import LayerStack, LayerStore
+from ortet.machines.overlay.layers.home import LayerLayout, MachineHome
+from ortet.machines.overlay.layers.store import LayerStack, LayerStore
+from ortet.machines.overlay.layers.system_diff import (
+    ensure_system_layer,
+    host_fingerprint,
+    write_system_layer,
+)
 from ortet.machines.overlay.mount_plan import (
     HostMount,
     HostOverlay,
@@ -30,11 +35,6 @@ from ortet.machines.overlay.mount_plan import (
     parse_mounts,
 )
 from ortet.machines.overlay.supervisor_client import Zygote
-from ortet.machines.overlay.system_diff import (
-    ensure_system_layer,
-    host_fingerprint,
-    write_system_layer,
-)
 from ortet.machines.overlay.upper.fd_cache import FdBudget
 from ortet.machines.overlay.upper.inotify import UpperWatch
 from ortet.machines.standalone.syscalls import overlay_options

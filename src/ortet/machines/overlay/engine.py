@@ -13,8 +13,8 @@ from ortet.history.tree.tree import Trees
 from ortet.ids import Clock
 from ortet.machines.base import Capability, Engine, Loss, MachineSpec
 from ortet.machines.overlay.context import EngineContext
-from ortet.machines.overlay.home import LayerLayout, MachineHome
-from ortet.machines.overlay.layers import LayerStore
+from ortet.machines.overlay.layers.home import LayerLayout, MachineHome
+from ortet.machines.overlay.layers.store import LayerStore
 from ortet.machines.overlay.machine import OverlayMachine
 from ortet.machines.overlay.open_machines import OpenMachines
 from ortet.machines.overlay.probe import probe_overlay

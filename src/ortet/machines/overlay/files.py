@@ -20,9 +20,9 @@ from ortet.ids import Oid
 from ortet.machines.base import Loss, MachineSpec, Report
 from ortet.machines.command import check_directory, relative_cwd
 from ortet.machines.overlay.context import EngineContext
-from ortet.machines.overlay.home import LayerLayout, MachineHome
 from ortet.machines.overlay.ignored_files import IgnoredFiles
 from ortet.machines.overlay.image import OverlaySnapshotter
+from ortet.machines.overlay.layers.home import LayerLayout, MachineHome
 from ortet.machines.overlay.mount_plan import HostOverlay, MachinePath
 from ortet.machines.overlay.restore import restore_through_overlay
 from ortet.machines.overlay.supervisor_client import MachineProcess

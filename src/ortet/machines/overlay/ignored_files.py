@@ -26,7 +26,7 @@ from ortet.machines.capture.hardlinks import join_path
 from ortet.machines.capture.ignore_rules import POINTER_FILE, IgnoreRules
 from ortet.machines.dirfd import STAGE_PREFIX, open_directory
 from ortet.machines.overlay.context import EngineContext
-from ortet.machines.overlay.layers import IGNORED_LAYER_PREFIX, LayerStack
+from ortet.machines.overlay.layers.store import IGNORED_LAYER_PREFIX, LayerStack
 from ortet.machines.overlay.upper.entry import metacopy_redirect, oversize_loss, read_marks
 from ortet.machines.restore.write_entry import EntryWriter, OpenTarget
 from ortet.machines.restore.write_tree import FICLONE

@@ -14,9 +14,9 @@ from ortet.machines.capture.ignore_rules import IgnoreRules
 from ortet.machines.capture.scanner import scan
 from ortet.machines.capture.stat_index import StatIndex
 from ortet.machines.overlay.context import EngineContext
-from ortet.machines.overlay.home import LayerLayout
+from ortet.machines.overlay.layers.home import LayerLayout
+from ortet.machines.overlay.layers.system_diff import SystemDiffScanner, is_no_system_state
 from ortet.machines.overlay.mount_plan import HostOverlay
-from ortet.machines.overlay.system_diff import SystemDiffScanner, is_no_system_state
 from ortet.machines.overlay.upper.scanner import MappedFiles, UpperScanner
 from ortet.machines.restore.checkout import hardlink_groups
 from ortet.objects.base import Kind

@@ -23,10 +23,10 @@ from ortet.machines.kernel_host import (
 )
 from ortet.machines.kernels.local_host import launch_interpreter
 from ortet.machines.overlay.files import OverlayFiles
-from ortet.machines.overlay.home import LayerLayout, layer_name
 from ortet.machines.overlay.kernel_layers import KernelLayers, files_in_use_error
 from ortet.machines.overlay.layer_switcher import mount_refused_error
-from ortet.machines.overlay.layers import MAX_STACK_DEPTH, LayerStack
+from ortet.machines.overlay.layers.home import LayerLayout, layer_name
+from ortet.machines.overlay.layers.store import MAX_STACK_DEPTH, LayerStack
 from ortet.machines.standalone.syscalls import CAP_SYS_CHROOT
 
 

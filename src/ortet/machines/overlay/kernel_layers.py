@@ -22,9 +22,9 @@ from ortet.history.records import Image
 from ortet.ids import Oid
 from ortet.machines.kernel_host import FilesSnapshot, ForkLayers, KernelLayer, ListKernelPids
 from ortet.machines.overlay.files import OverlayFiles
-from ortet.machines.overlay.home import LayerLayout
 from ortet.machines.overlay.image import OverlaySnapshotter
-from ortet.machines.overlay.layers import MAX_STACK_DEPTH, LayerStack
+from ortet.machines.overlay.layers.home import LayerLayout
+from ortet.machines.overlay.layers.store import MAX_STACK_DEPTH, LayerStack
 from ortet.objects.base import Kind
 
 

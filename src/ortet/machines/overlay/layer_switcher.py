@@ -16,9 +16,9 @@ from ortet.errors import Conflict, Unavailable
 from ortet.history.records import Image, System
 from ortet.machines.base import Report
 from ortet.machines.overlay.files import OverlayFiles
-from ortet.machines.overlay.home import LayerLayout, layer_name
 from ortet.machines.overlay.ignored_files import add_ignored_layer
-from ortet.machines.overlay.layers import MAX_STACK_DEPTH, LayerStack, count_changes
+from ortet.machines.overlay.layers.home import LayerLayout, layer_name
+from ortet.machines.overlay.layers.store import MAX_STACK_DEPTH, LayerStack, count_changes
 from ortet.machines.overlay.restore import count_written_and_removed
 from ortet.machines.restore.plan import make_plan
 

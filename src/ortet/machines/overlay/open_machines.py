@@ -19,7 +19,7 @@ from ortet.history.records import Image
 from ortet.machines.base import Loss, MachineSpec
 from ortet.machines.dirfd import open_directory, remove_tree, translate_os_error
 from ortet.machines.overlay.context import EngineContext
-from ortet.machines.overlay.home import LayerLayout, MachineHome
+from ortet.machines.overlay.layers.home import LayerLayout, MachineHome
 
 
 class StartableMachine(Protocol):

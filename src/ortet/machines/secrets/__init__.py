@@ -11,6 +11,6 @@ Invariants:
   - If captured data holds a secret, the commit fails with Refused("secret_found").
   - Errors and redacted values contain the name of a secret, never its value.
 
-This package may import `machines.live.images`, to read the images of CRIU, and the layers below
-`machines`.
+This package may import the layers below `machines` only. The images of processes are searched by
+`machines/live/images/secret_search.py`.
 """

@@ -1,7 +1,7 @@
 """The loopback device of a machine, and the fallback address on it.
 
-Standard library only: the live supervisor loads this file as a plain module. It is separate because
-both the supervisor and the host side (`OUTBOUND_ADDRESS`) use it.
+Standard library only: the live supervisor loads this file as a plain module. It is a module of
+its own because both the supervisor and the host side (`OUTBOUND_ADDRESS`) use it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,10 @@
 The kernel keeps sending while the processes are stopped. One end could then be dumped before some
 bytes were sent and the other end after, and the two would not match. During a restore, some ends
 send before their other ends exist, and the kernel would answer with a reset. So outgoing packets
-are blocked during that time, and the kernel sends them again later. This module only answers
-whether there are connections; `live_supervisor.set_network_blocked` blocks the packets.
+are blocked during that time, and the kernel sends them again later.
+
+This is a module of its own because dumps and restores ask whether there are connections.
+`live_supervisor.set_network_blocked` blocks the packets.
 """
 
 from __future__ import annotations

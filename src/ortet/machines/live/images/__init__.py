@@ -6,7 +6,7 @@ files are stored as blobs. Memory is stored as page maps, which refer to pages i
 
 Start with `save.py` (`save_images`) and `load.py` (`restore_images`). `pagemap.py` parses CRIU's
 page maps and cuts memory into blocks. `page_store.py` stores blocks, or only their changed pages,
-and reads and writes the page maps of the store.
+and reads and writes the page maps of the store. `secret_search.py` searches a dump for secrets.
 
 Invariants:
 
@@ -14,5 +14,5 @@ Invariants:
 - An unchanged page is not stored again. It is compared with the store, not with a file on disk.
 - Block borders depend on addresses only, so that added pages do not move later blocks.
 
-May import: `live.host_compat`, and the layers `history`, `objects`, `_util`, `ids`, `errors`.
+May import: `machines.host_compat`, `machines.secrets`, and the layers `history`, `objects`, `_util`, `ids`, `errors`.
 """

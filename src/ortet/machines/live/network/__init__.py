@@ -4,7 +4,7 @@ A live machine has its own network namespace. By default it contains only loopba
 `network="outbound"` or "host", slirp4netns runs beside the machine and makes its connections on the
 host.
 
-Start with `slirp.py` (`OutboundNetwork`), which also writes /etc/resolv.conf.
+Start with `slirp.py` (`OutboundNetwork`). `overlay/layers/resolv_conf.py` writes /etc/resolv.conf.
 `port_forward.py` forwards host ports into the machine.
 
 Invariants:

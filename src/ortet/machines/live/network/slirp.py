@@ -20,8 +20,8 @@ from typing import Any, get_args
 from ortet.errors import Invalid, OrtetError, Unsupported
 from ortet.machines.base import Capability, Loss, Network
 from ortet.machines.live.supervisor_client import StartingProcess, SupervisorClient
+from ortet.machines.overlay.layers.resolv_conf import update_resolv_conf
 from ortet.machines.overlay.mount_plan import HostOverlay
-from ortet.machines.overlay.resolv_conf import update_resolv_conf
 from ortet.machines.poll import poll_readable
 from ortet.machines.standalone.syscalls import CLONE_NEWNET, LinuxSyscalls, is_privileged
 

@@ -19,9 +19,9 @@ from ortet.ids import Oid
 from ortet.machines.base import Loss
 from ortet.machines.capture.entry import read_xattrs
 from ortet.machines.capture.stat_index import NEVER_RACY
-from ortet.machines.overlay.layers import LayerStore, whiteout_entry, write_layer
+from ortet.machines.overlay.layers.resolv_conf import RESOLV_CONF, is_written_by_ortet
+from ortet.machines.overlay.layers.store import LayerStore, whiteout_entry, write_layer
 from ortet.machines.overlay.mount_plan import EPHEMERAL_DIRS, HostOverlay, is_within
-from ortet.machines.overlay.resolv_conf import RESOLV_CONF, is_written_by_ortet
 from ortet.machines.overlay.upper.inotify import UpperWatch
 from ortet.machines.overlay.upper.scanner import UpperScanner
 from ortet.machines.overlay.upper.uppernode import UpperDirectory

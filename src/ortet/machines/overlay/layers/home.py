@@ -16,8 +16,13 @@ from ortet.history.records import System
 from ortet.history.tree.tree import Trees
 from ortet.machines.base import Loss
 from ortet.machines.dirfd import open_directory, remove_tree
-from ortet.machines.overlay.layers import LayerStack, LayerStore, hardlinked_items, write_layer
-from ortet.machines.overlay.system_diff import layer_directory_name
+from ortet.machines.overlay.layers.store import (
+    LayerStack,
+    LayerStore,
+    hardlinked_items,
+    write_layer,
+)
+from ortet.machines.overlay.layers.system_diff import layer_directory_name
 from ortet.objects.base import ObjectStore
 
 MAX_CARRIED_FILES = 2000

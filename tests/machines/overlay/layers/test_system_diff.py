@@ -15,7 +15,7 @@ from ortet.history.records import Flag, Image
 from ortet.ids import Oid, SystemClock, from_hex
 from ortet.machines.base import Machine, MachineSpec
 from ortet.machines.overlay.engine import OverlayEngine
-from ortet.machines.overlay.system_diff import host_fingerprint
+from ortet.machines.overlay.layers.system_diff import host_fingerprint
 from ortet.objects.base import Kind
 
 pytestmark = pytest.mark.overlay

@@ -9,8 +9,8 @@ import pytest
 from tests.fixtures.machines import Shop, read_tree
 
 from ortet.history.records import Image
-from ortet.machines.overlay import layers as module
-from ortet.machines.overlay.layers import LayerStack, LayerStore
+from ortet.machines.overlay.layers import store as module
+from ortet.machines.overlay.layers.store import LayerStack, LayerStore
 from ortet.machines.restore.plan import ImageFiles
 
 

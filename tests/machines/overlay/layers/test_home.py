@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from tests.fixtures.machines import Shop
 
 from ortet.errors import Conflict, Corrupt
-from ortet.machines.overlay import home as module
-from ortet.machines.overlay.home import LayerLayout, MachineHome, layer_name
-from ortet.machines.overlay.layers import LayerStack, LayerStore
+from ortet.machines.overlay.layers import home as module
+from ortet.machines.overlay.layers.home import LayerLayout, MachineHome, layer_name
+from ortet.machines.overlay.layers.store import LayerStack, LayerStore
 
 
 @pytest.fixture

@@ -16,7 +16,12 @@ from tests.machines.overlays import Overlay, disturb, remove_tree
 from ortet._util.codec import decode
 from ortet.history.records import Image
 from ortet.ids import Oid
-from ortet.machines.overlay.layers import count_changes, hardlinked_items, layer_items, write_layer
+from ortet.machines.overlay.layers.store import (
+    count_changes,
+    hardlinked_items,
+    layer_items,
+    write_layer,
+)
 from ortet.machines.overlay.supervisor_client import Zygote
 from ortet.machines.restore.checkout import checkout_image
 from ortet.machines.restore.plan import ImageFiles
