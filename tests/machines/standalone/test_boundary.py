@@ -102,7 +102,9 @@ def start_script(name: str, *arguments: str) -> Iterator[tuple[Process, socket.s
 
 
 STARTS = {"zygote": start_zygote, "live_supervisor": start_live_supervisor, "init": start_init}
-PROGRAMS = sorted(name for name in NAMES if "\nif __name__ ==" in (FOLDER / f"{name}.py").read_text())
+PROGRAMS = sorted(
+    name for name in NAMES if "\nif __name__ ==" in (FOLDER / f"{name}.py").read_text()
+)
 
 
 @pytest.mark.parametrize(

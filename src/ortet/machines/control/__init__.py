@@ -5,8 +5,8 @@ same program beside its own pid 1. It listens on a Unix socket inside the machin
 JSON request at a time on each connection.
 
 Start with `client.py` (`InitClient`, all requests; it follows a run to its end). `connection.py`
-(`InitConnection`) is the transport, which a client has. The records of jobs, and `Job`, a handle for
-a shell or service, are in `machines/jobs.py`, because the contract of machines returns them.
+(`InitConnection`) is the transport, which a client has. The records of jobs, and `Job`, a handle
+for a shell or service, are in `machines/jobs.py`, because the contract of machines returns them.
 
 Invariants:
 

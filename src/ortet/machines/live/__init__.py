@@ -5,10 +5,11 @@ network, IPC and UTS namespaces. CRIU dumps its processes at a commit, so memory
 sockets are part of the image.
 
 Start with `engine.py` (`CriuEngine`) and `machine.py` (`LiveMachine`). `startup.py` starts the
-processes of a machine, fresh or from a dump, and `process.py` is the handle on them; `supervisor_client.py` talks to the helper process that forks
-machines and CRIU. `criu/` dumps and restores, `images/` stores dump files, `network/` connects a
-machine to the outside. `prefork.py` starts announced forks early, `kernel_host.py` hosts Python
-kernels, and `temp_dirs.py` captures files that only the processes need.
+processes of a machine, fresh or from a dump, and `process.py` is the handle on them;
+`supervisor_client.py` talks to the helper process that forks machines and CRIU. `criu/` dumps and
+restores, `images/` stores dump files, `network/` connects a machine to the outside. `prefork.py`
+starts announced forks early, `kernel_host.py` hosts Python kernels, and `temp_dirs.py` captures
+files that only the processes need.
 
 Invariants:
 

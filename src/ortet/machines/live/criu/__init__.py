@@ -17,6 +17,6 @@ Invariants:
 - A restored connection to a peer outside the machine is closed, never continued.
 
 May import: `live.supervisor_client`, `live.process`, `live.cgroups`, `live.open_files`,
-`live.background_task`, `live.foreign_mounts`, `machines.control`, `machines.standalone`, the modules directly in `machines`,
-and `errors`.
+`live.background_task`, `live.foreign_mounts`, `machines.control`, `machines.standalone`, the
+modules directly in `machines`, and `errors`.
 """

@@ -14,5 +14,6 @@ Invariants:
 - An unchanged page is not stored again. It is compared with the store, not with a file on disk.
 - Block borders depend on addresses only, so that added pages do not move later blocks.
 
-May import: `machines.host_compat`, `machines.secrets`, and the layers `history`, `objects`, `_util`, `ids`, `errors`.
+May import: `machines.host_compat`, `machines.secrets`, and the layers `history`, `objects`,
+`_util`, `ids`, `errors`.
 """
