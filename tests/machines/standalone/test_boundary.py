@@ -59,7 +59,7 @@ def test_the_hub_does_not_search_the_folder_of_the_scripts() -> None:
     assert done.stdout == "True\n"
 
 
-def start_zygote(_: Path) -> None:
+def start_zygote(place: Path) -> None:
     """As `overlay/supervisor_client.py` starts it."""
     with start_script("zygote", "root" if is_privileged() else "user") as (_, sock):
         assert ipc.receive(sock)[0]["ready"] > 0
