@@ -36,10 +36,6 @@ OPEN_INHERITANCE = {
     "RemoteObjectStore": "objects: shares the read path of the local store, which is hot",
     "RemoteObjectWriter": "objects: shares the write path of the local store, which is hot",
     "RemotePackSet": "objects: shares the look-ups of the local pack set, which are hot",
-    "RemotePack": "objects: to be composed",
-    "RemoteTail": "objects: to be composed",
-    "WriteFence": "objects: to be composed",
-    "_RemoteSweepRun": "objects: to be composed",
 }
 """Class -> why it may still inherit from a concrete class. Never add a name."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from ortet.errors import NotFound
 from ortet.objects.base import Kind
-from ortet.objects.source import FrameSource
+from ortet.objects.pack import Pack
 from ortet.objects.store import LocalObjectStore
 
 Open = Callable[..., LocalObjectStore]
@@ -35,13 +35,13 @@ def test_each_frame_is_read_once_in_order(
     store = open_store()
     oids = [store.hasher.oid(data) for data in contents]
     loads: list[tuple[str, int]] = []
-    real = FrameSource.load
+    real = Pack.load
 
-    def watched(self: FrameSource, offset: int) -> bytes:
+    def watched(self: Pack, offset: int) -> bytes:
         loads.append((self.id, offset))
         return real(self, offset)
 
-    monkeypatch.setattr(FrameSource, "load", watched)
+    monkeypatch.setattr(Pack, "load", watched)
     random.Random(1).shuffle(oids)
     found = list(store.get_many(oids))
     assert dict(found) == {store.hasher.oid(data): data for data in contents}

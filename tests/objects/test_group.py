@@ -11,7 +11,7 @@ from ortet.errors import NotFound
 from ortet.ids import Oid
 from ortet.objects.base import Kind
 from ortet.objects.group import MERGE_MIN_TABLES, PackGroup
-from ortet.objects.pack import Pack
+from ortet.objects.pack import LocalPackFile, Pack
 from ortet.objects.store import LocalObjectStore
 
 Open = Callable[..., LocalObjectStore]
@@ -116,7 +116,11 @@ def test_covered_packs_hold_no_descriptors(open_store: Open) -> None:
     covered = {pack.id for group in store.pack_set.groups() for pack in group.packs if pack}
     assert len(covered) >= 12
     resting = [pack for pack in store.pack_set.packs if pack.id in covered]
-    assert all(pack._index is None and pack._file is None for pack in resting)
+    for pack in resting:
+        assert isinstance(pack, Pack)
+        assert isinstance(pack.file, LocalPackFile)
+        assert pack._index is None
+        assert pack.file._file is None
     assert not covered & {table.id for table in store.pack_set.tables if isinstance(table, Pack)}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ortet.errors import Corrupt
 from ortet.ids import Oid
-from ortet.objects.pack import Pack
+from ortet.objects.pack import Pack, PackSource
 from ortet.objects.pack_index import CoveredPack, PackIndex, encode_slots, open_index, write_index
 from ortet.objects.source import ObjectLocation
 
@@ -26,15 +26,15 @@ MERGE_BATCH_TABLES = 12
 class PackGroup:
     """One index over several packs. Some of these packs may be deleted by now."""
 
-    def __init__(self, path: Path, index: PackIndex, packs: Mapping[str, Pack]) -> None:
+    def __init__(self, path: Path, index: PackIndex, packs: Mapping[str, PackSource]) -> None:
         self.path = path
         self._index = index
-        self.packs: list[Pack | None] = []
+        self.packs: list[PackSource | None] = []
         self.update_packs(packs)
 
-    def update_packs(self, packs: Mapping[str, Pack]) -> None:
+    def update_packs(self, packs: Mapping[str, PackSource]) -> None:
         """Set which of the covered packs exist."""
-        owners: list[Pack | None] = []
+        owners: list[PackSource | None] = []
         for id_, size in self._index.packs:
             pack = packs.get(id_)
             owners.append(pack if pack is not None and pack.end == size else None)
@@ -71,7 +71,7 @@ class PackGroup:
 
 
 def load_groups(
-    directory: Path, packs: Mapping[str, Pack], loaded: Sequence[PackGroup]
+    directory: Path, packs: Mapping[str, PackSource], loaded: Sequence[PackGroup]
 ) -> tuple[list[PackGroup], set[str]]:
     """Return the groups to search, largest first, and the ids of the packs that they cover."""
     held = {group.path.name: group for group in loaded}
@@ -127,7 +127,7 @@ def _merge_order(table: PackGroup | Pack) -> tuple[int, str]:
     return (len(table.packs), table.path.name) if isinstance(table, PackGroup) else (1, table.id)
 
 
-def _members(table: PackGroup | Pack) -> list[Pack]:
+def _members(table: PackGroup | Pack) -> list[PackSource]:
     if isinstance(table, Pack):
         return [table]
     return [pack for pack in table.packs if pack is not None]

@@ -23,7 +23,7 @@ from ortet.objects.group import (
     merge_indexes,
 )
 from ortet.objects.layout import StoreLayout
-from ortet.objects.pack import Pack, list_packs
+from ortet.objects.pack import LocalPackFile, Pack, PackFile, PackSource, list_packs
 from ortet.objects.recovery import adopt_tail, create_tail, follow_tail
 from ortet.objects.seal import seal
 from ortet.objects.source import FrameSource, ObjectLocation
@@ -49,10 +49,10 @@ class PackSet:
         self._last_token: object = None
         self.own_tails: tuple[Tail, ...] = ()
         self.foreign_tails: tuple[Tail, ...] = ()
-        self.packs: tuple[Pack, ...] = ()
+        self.packs: tuple[PackSource, ...] = ()
         self._set_tables(())
 
-    def _set_tables(self, tables: Sequence[Pack | PackGroup]) -> None:
+    def _set_tables(self, tables: Sequence[PackSource | PackGroup]) -> None:
         """Replace the tables to search together with their absence filter."""
         self._tables_and_filter = (
             tuple(tables),
@@ -60,7 +60,7 @@ class PackSet:
         )
 
     @property
-    def tables(self) -> tuple[Pack | PackGroup, ...]:
+    def tables(self) -> tuple[PackSource | PackGroup, ...]:
         return self._tables_and_filter[0]
 
     def sources(self) -> Iterator[FrameSource]:
@@ -183,14 +183,14 @@ class PackSet:
 
     def _update_packs(self, sizes: dict[str, int], own_ids: set[str]) -> None:
         known = {pack.id: pack for pack in self.packs}
-        packs = []
+        packs: list[PackSource] = []
         for id_, size in sizes.items():
             if id_ not in own_ids:
                 pack = known.get(id_)
                 packs.append(pack if pack and pack.end == size else self._make_pack(id_, size))
         self._set_packs(packs)
 
-    def _set_packs(self, packs: Sequence[Pack]) -> None:
+    def _set_packs(self, packs: Sequence[PackSource]) -> None:
         """Set the packs and the tables to search, newest first. The caller holds the lock."""
         packs = sorted(packs, key=lambda pack: pack.id, reverse=True)  # ids are time-ordered
         groups, covered = load_groups(self._layout.index, {p.id: p for p in packs}, self.groups())
@@ -205,7 +205,7 @@ class PackSet:
         """Return the group indexes among the tables."""
         return [table for table in self.tables if isinstance(table, PackGroup)]
 
-    def _drop_corrupt_table(self, table: PackGroup | Pack) -> None:
+    def _drop_corrupt_table(self, table: PackGroup | PackSource) -> None:
         """Delete a group with a bad checksum. Its packs have their own indexes."""
         if isinstance(table, PackGroup):
             with contextlib.suppress(FileNotFoundError):
@@ -216,7 +216,7 @@ class PackSet:
 
     def merge_tables(self, limit: int = MERGE_BATCH_TABLES) -> None:
         """Merge indexes if there are too many tables to search."""
-        singles = [t for t in self.tables if isinstance(t, Pack) and t.sealed]
+        singles = [t for t in self.tables if isinstance(t, Pack)]
         if len(singles) + len(self.groups()) >= MERGE_MIN_TABLES:
             path = self._layout.index / f"{self._new_id()}{GROUP_SUFFIX}"
             merge_indexes(path, self.groups(), singles, limit=limit)
@@ -224,7 +224,11 @@ class PackSet:
                 self._set_packs(self.packs)
 
     def _make_pack(self, id_: str, size: int) -> Pack:
-        return Pack(self._bucket, id_, size=size, index_dir=self._layout.index, key_id=self._key_id)
+        file = self._open_pack(id_, size)
+        return Pack(file, id_, size=size, index_dir=self._layout.index, key_id=self._key_id)
+
+    def _open_pack(self, id_: str, size: int) -> PackFile:  # noqa: ARG002 - the remote set needs it
+        return LocalPackFile(self._bucket, id_)
 
     # our own tails
 
@@ -320,7 +324,7 @@ class PackSet:
         return list(parents)
 
 
-def _filter_words(tables: Sequence[Pack | PackGroup], slot: int) -> list[int]:
+def _filter_words(tables: Sequence[PackSource | PackGroup], slot: int) -> list[int]:
     words: list[int] = []
     for table in tables:
         with contextlib.suppress(NotFound):  # deleted by a sweep since the last refresh

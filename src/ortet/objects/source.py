@@ -6,7 +6,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from ortet.errors import NotFound, Unsupported
@@ -80,13 +80,24 @@ class FrameSource(ABC):
 
     def load(self, offset: int) -> bytes:
         """Return the decoded payload of the frame at `offset`. Header and payload are verified."""
-        data = self.read(offset, _FIRST_READ)
-        header = frame.parse_header(data, offset=offset)
-        if header.size > len(data):
-            data += self.read(offset + len(data), header.size - len(data))
-        frame.read_table(data, 0, header, offset=offset)
-        payload = memoryview(data)[header.payload_start : header.size]
-        return frame.unpack(header, payload, offset=offset)
+        return load_frame(self.read, offset)
+
+
+def load_frame(read: Callable[[int, int], bytes], offset: int) -> bytes:
+    """Read and decode the frame at `offset`. Header and payload are verified."""
+    data = read(offset, _FIRST_READ)
+    header = frame.parse_header(data, offset=offset)
+    if header.size > len(data):
+        data += read(offset + len(data), header.size - len(data))
+    return decode_frame(data, offset, header)
+
+
+def decode_frame(data: bytes, offset: int, header: frame.FrameHeader | None = None) -> bytes:
+    """Verify and decode one whole frame. `header` is its parsed header, if that is known."""
+    header = header or frame.parse_header(data, offset=offset)
+    frame.read_table(data, 0, header, offset=offset)
+    payload = memoryview(data)[header.payload_start : header.size]
+    return frame.unpack(header, payload, offset=offset)
 
 
 class FrameCache:

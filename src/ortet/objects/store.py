@@ -19,7 +19,7 @@ from ortet.backends.object_storage.pending_uploads import PendingUploadTable
 from ortet.errors import Corrupt, Invalid, NotFound, OrtetError
 from ortet.ids import OID_BYTES, Clock, Oid, Random, uuid7
 from ortet.objects.base import Kind, ObjectStore
-from ortet.objects.gc.lock import SweepLock
+from ortet.objects.gc.lock import FileFence, SweepLock
 from ortet.objects.layout import SpaceGuard, open_layout
 from ortet.objects.pack_set import PackSet
 from ortet.objects.source import FrameCache, FrameSource, ObjectLocation, kind_of, no_object
@@ -169,7 +169,7 @@ class LocalObjectStore(ObjectStore):
     # RemoteObjectStore overrides the following factory methods.
 
     def _make_sweep_lock(self) -> SweepLock:
-        return SweepLock(self.layout.local)
+        return SweepLock(FileFence(self.layout.local))
 
     def _make_pack_set(self, new_id: Callable[[], str]) -> PackSet:
         return PackSet(self.layout, self.bucket, key_id=self.hasher.key_id, new_id=new_id)

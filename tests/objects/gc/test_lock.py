@@ -11,7 +11,7 @@ from tests.fixtures.waiting import eventually, is_waited_for
 
 from ortet.errors import Invalid, Unavailable
 from ortet.objects.base import Kind
-from ortet.objects.gc.lock import SweepLock
+from ortet.objects.gc.lock import FileFence, SweepLock
 from ortet.objects.store import LocalObjectStore
 
 Open = Callable[..., LocalObjectStore]
@@ -89,7 +89,7 @@ def test_the_epoch_is_seen_by_every_handle(open_store: Open, root: Path) -> None
     assert open_store().epoch == 1
     for _ in range(12):
         first.sweep_lock.raise_epoch()
-    assert SweepLock(root / "local").epoch() == 13
+    assert SweepLock(FileFence(root / "local")).epoch() == 13
 
 
 def test_a_new_epoch_drops_the_remembered_packs(open_store: Open, root: Path) -> None:

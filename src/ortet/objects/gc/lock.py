@@ -9,8 +9,9 @@ import fcntl
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from ortet.errors import Invalid, Unavailable
@@ -20,8 +21,62 @@ _LOCK_POLL_SECONDS = 0.002
 _EPOCH_FORMAT = b"%-31d\n"
 
 
-class SweepLock:
-    """The locks of one store handle. Re-entrant: all writers of a process share one lock.
+class SweepFence(ABC):
+    """Keeps a sweep and the writers apart. `SweepLock` calls it for the first and last writer."""
+
+    @abstractmethod
+    def lock_shared(self) -> None:
+        """Begin to write: the first writer of this process."""
+
+    @abstractmethod
+    def unlock_shared(self) -> None:
+        """End writing: the last writer of this process."""
+
+    @abstractmethod
+    def begin_thread(self, epoch: int) -> None:
+        """Note that the calling thread writes with this epoch."""
+
+    @abstractmethod
+    def end_thread(self) -> None:
+        """Note that the calling thread does not write any more."""
+
+    @abstractmethod
+    def epoch(self) -> int:
+        """Return the sweep epoch. The value may be cached."""
+
+    @abstractmethod
+    def fetch_epoch(self) -> int:
+        """Return the current epoch, asked from the store."""
+
+    @abstractmethod
+    def exclusive(self, timeout: float) -> AbstractContextManager[None]:
+        """Exclude all writers, including those of this process.
+
+        Raises Unavailable("writer_busy") if a writer does not finish within `timeout` seconds.
+        """
+
+    @abstractmethod
+    def raise_epoch(self) -> int:
+        """Write a new epoch durably and return it. Only allowed inside `exclusive`."""
+
+    @abstractmethod
+    def hold_gc_lock(self, *, exclusive: bool) -> AbstractContextManager[None]:
+        """Hold gc.busy: exclusively for a sweep, shared for a verification.
+
+        Raises Unavailable("sweep_busy") if it is held by another process.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the descriptors. The next use opens them again."""
+
+    @abstractmethod
+    def after_fork(self) -> None:
+        """Start again in a child process. The parent's locks stay held."""
+
+
+class FileFence(SweepFence):
+    """File locks in a directory, for a store on one host.
 
     `gc.lock` holds the sweep epoch. `gc.gate` lets a waiting sweep stop new writers, which could
     otherwise make it wait forever. `gc.busy` excludes sweeps and verifications from one another.
@@ -29,12 +84,6 @@ class SweepLock:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._reset()
-
-    def _reset(self) -> None:
-        self._mutex = threading.Lock()
-        self._writer_count = 0
-        self._writers_by_thread: dict[int, int] = {}
         self._files: tuple[AutoClosingFd, AutoClosingFd] | None = self._open_lock_files()
 
     def _open_lock_files(self) -> tuple[AutoClosingFd, AutoClosingFd]:
@@ -61,50 +110,126 @@ class SweepLock:
         return files
 
     def close(self) -> None:
-        """Close the descriptors unless a writer is active. The next use opens them again."""
-        with self._mutex:
-            if not self._writer_count:
-                self._files = None
+        self._files = None
 
     def after_fork(self) -> None:
-        """Start with new locks in a child process. The parent's locks stay held."""
-        self._reset()
+        self._files = self._open_lock_files()
 
-    def begin_write(self) -> int:
-        """Begin to write. Return the sweep epoch, which cannot change before `end_write`."""
-        me = threading.get_ident()
-        with self._mutex:
-            if not self._writer_count:
-                self._lock_shared()
-            self._writer_count += 1
-            self._writers_by_thread[me] = self._writers_by_thread.get(me, 0) + 1
-        return self.epoch()
-
-    def _lock_shared(self) -> None:
+    def lock_shared(self) -> None:
         fcntl.flock(self._gate_file.fd, fcntl.LOCK_SH)
         try:
             fcntl.flock(self._lock_file.fd, fcntl.LOCK_SH)
         finally:
             fcntl.flock(self._gate_file.fd, fcntl.LOCK_UN)
 
-    def _unlock_shared(self) -> None:
+    def unlock_shared(self) -> None:
         fcntl.flock(self._lock_file.fd, fcntl.LOCK_UN)
 
+    def begin_thread(self, epoch: int) -> None: ...
+
+    def end_thread(self) -> None: ...
+
+    def epoch(self) -> int:
+        return int(os.pread(self._lock_file.fd, 32, 0).strip(b"\0\n ") or b"0")
+
+    def fetch_epoch(self) -> int:
+        return self.epoch()
+
+    @contextmanager
+    def exclusive(self, timeout: float) -> Iterator[None]:
+        lock, gate = (
+            _open_lock_file(self._directory / "gc.lock"),
+            _open_lock_file(self._directory / "gc.gate"),
+        )
+        try:
+            deadline = time.monotonic() + timeout
+            _lock_exclusive(gate, deadline)
+            _lock_exclusive(lock, deadline)
+            yield
+        finally:
+            _unlock_and_close(lock)
+            _unlock_and_close(gate)
+
+    def raise_epoch(self) -> int:
+        epoch = self.epoch() + 1
+        fd = _open_lock_file(self._directory / "gc.lock")
+        try:
+            os.pwrite(fd, _EPOCH_FORMAT % epoch, 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        return epoch
+
+    @contextmanager
+    def hold_gc_lock(self, *, exclusive: bool) -> Iterator[None]:
+        fd = _open_lock_file(self._directory / "gc.busy")
+        try:
+            try:
+                fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Unavailable(
+                    "sweep_busy",
+                    "a sweep or verify of this store is running: repeat when it has ended",
+                ) from None
+            yield
+        finally:
+            _unlock_and_close(fd)
+
+
+class SweepLock:
+    """Counts the writers of one store handle, and keeps sweeps out while there is one.
+
+    Re-entrant: all writers of a process share one lock.
+    """
+
+    def __init__(self, fence: SweepFence) -> None:
+        self._fence = fence
+        self._reset()
+
+    def _reset(self) -> None:
+        self._mutex = threading.Lock()
+        self._writer_count = 0
+        self._writers_by_thread: dict[int, int] = {}
+
+    def close(self) -> None:
+        """Close the descriptors unless a writer is active. The next use opens them again."""
+        with self._mutex:
+            if not self._writer_count:
+                self._fence.close()
+
+    def after_fork(self) -> None:
+        """Start with new locks in a child process. The parent's locks stay held."""
+        self._reset()
+        self._fence.after_fork()
+
+    def begin_write(self) -> int:
+        """Begin to write. Return the sweep epoch, which cannot change before `end_write`."""
+        me = threading.get_ident()
+        with self._mutex:
+            if not self._writer_count:
+                self._fence.lock_shared()
+            self._writer_count += 1
+            self._writers_by_thread[me] = self._writers_by_thread.get(me, 0) + 1
+        epoch = self._fence.epoch()
+        self._fence.begin_thread(epoch)
+        return epoch
+
     def end_write(self, pid: int) -> None:
-        """End a write that the process `pid` began.
+        """End the write that began with `begin_write` in process `pid`.
 
         A child of fork(2) must not unlock for its parent.
         """
-        if pid != os.getpid():
-            return
         me = threading.get_ident()
-        with self._mutex:
-            left = self._writers_by_thread.pop(me, 1) - 1
-            if left:
-                self._writers_by_thread[me] = left
-            self._writer_count -= 1
-            if not self._writer_count:
-                self._unlock_shared()
+        if pid == os.getpid():
+            with self._mutex:
+                left = self._writers_by_thread.pop(me, 1) - 1
+                if left:
+                    self._writers_by_thread[me] = left
+                self._writer_count -= 1
+                if not self._writer_count:
+                    self._fence.unlock_shared()
+        if me not in self._writers_by_thread:
+            self._fence.end_thread()
 
     def is_writing(self) -> bool:
         """Return True if the calling thread is a writer now."""
@@ -120,15 +245,14 @@ class SweepLock:
             yield self._writer_count == 1
 
     def epoch(self) -> int:
-        """Return the sweep epoch."""
-        return int(os.pread(self._lock_file.fd, 32, 0).strip(b"\0\n ") or b"0")
+        """Return the sweep epoch. It may be a cached value if the store is shared by hosts."""
+        return self._fence.epoch()
 
     def fetch_epoch(self) -> int:
-        """Return the current epoch, also in subclasses whose `epoch` returns a cached value."""
-        return self.epoch()
+        """Return the current epoch, asked from the store."""
+        return self._fence.fetch_epoch()
 
-    @contextmanager
-    def exclusive(self, timeout: float) -> Iterator[None]:
+    def exclusive(self, timeout: float) -> AbstractContextManager[None]:
         """Exclude all writers, including those of this process.
 
         Raises Unavailable("writer_busy") if a writer does not finish within `timeout` seconds.
@@ -137,48 +261,18 @@ class SweepLock:
             raise Invalid(
                 "inside_writing", "a sweep can not run inside writing(): finish the commit first"
             )
-        lock, gate = (
-            _open_lock_file(self._directory / "gc.lock"),
-            _open_lock_file(self._directory / "gc.gate"),
-        )
-        try:
-            deadline = time.monotonic() + timeout
-            _lock_exclusive(gate, deadline)
-            _lock_exclusive(lock, deadline)
-            yield
-        finally:
-            _unlock_and_close(lock)
-            _unlock_and_close(gate)
+        return self._fence.exclusive(timeout)
 
     def raise_epoch(self) -> int:
         """Write a new epoch durably and return it. Only allowed inside `exclusive`."""
-        epoch = self.epoch() + 1
-        fd = _open_lock_file(self._directory / "gc.lock")
-        try:
-            os.pwrite(fd, _EPOCH_FORMAT % epoch, 0)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        return epoch
+        return self._fence.raise_epoch()
 
-    @contextmanager
-    def hold_gc_lock(self, *, exclusive: bool) -> Iterator[None]:
+    def hold_gc_lock(self, *, exclusive: bool) -> AbstractContextManager[None]:
         """Hold gc.busy: exclusively for a sweep, shared for a verification.
 
         Raises Unavailable("sweep_busy") if it is held by another process.
         """
-        fd = _open_lock_file(self._directory / "gc.busy")
-        try:
-            try:
-                fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Unavailable(
-                    "sweep_busy",
-                    "a sweep or verify of this store is running: repeat when it has ended",
-                ) from None
-            yield
-        finally:
-            _unlock_and_close(fd)
+        return self._fence.hold_gc_lock(exclusive=exclusive)
 
 
 def _open_lock_file(path: Path) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -24,6 +25,11 @@ Roots = Callable[[], Iterable[ObjectRef]]
 """Returns the roots. Called twice: before marking, and again when no writer is active."""
 
 Progress = Callable[[int, int], None]
+
+ChoosePacks = Callable[
+    [Sequence[FrameSource], Collection[Oid]], tuple[list[FrameSource], list[FrameSource]]
+]
+"""Returns, of all packs and the reachable objects, the packs to delete and those that stay."""
 
 MIN_GARBAGE_FRACTION = 0.2
 LOCK_TIMEOUT_SECONDS = 60.0
@@ -69,7 +75,11 @@ def sweep(
     try:
         with objects.sweep_lock.hold_gc_lock(exclusive=True):
             run = SweepRun(
-                objects, roots, parse_references, dry_run=dry_run, min_garbage=min_garbage
+                objects,
+                roots,
+                parse_references,
+                dry_run=dry_run,
+                choose=partial(choose_packs, min_garbage=min_garbage),
             )
             run.mark(progress)
             run.copy()
@@ -82,7 +92,10 @@ def sweep(
 
 
 class SweepRun:
-    """One sweep, with a method for each phase."""
+    """One sweep, with a method for each phase.
+
+    `choose` chooses the packs to delete. `prefetch` fetches packs before all of them are read.
+    """
 
     def __init__(
         self,
@@ -91,16 +104,18 @@ class SweepRun:
         parse_references: ReferenceParser,
         *,
         dry_run: bool,
-        min_garbage: float,
+        choose: ChoosePacks,
+        prefetch: Callable[[], None] = lambda: None,
     ) -> None:
         self._objects = objects
         self._roots = roots
         self._reachable = ReachableSet(objects, parse_references)
         self._dry_run = dry_run
-        self._min_garbage = min_garbage
+        self._choose_packs = choose
+        self._prefetch_packs = prefetch
         self._repacker = Repacker(objects, write=not dry_run)
         self._packs: list[FrameSource] = []
-        self._victims: list[FrameSource] = []
+        self.victims: list[FrameSource] = []
         self._bytes_before = 0
         self._total_objects = 0
         self._victim_objects = 0
@@ -131,9 +146,6 @@ class SweepRun:
             progress(total, total)
         failpoint("sweep.after-mark")
 
-    def _prefetch_packs(self) -> None:
-        """Fetch packs before all of them are read. Local packs need no fetch."""
-
     def _mark_tails(self, sealable: list[Tail]) -> None:
         """Mark the objects in tails and all they refer to.
 
@@ -150,41 +162,42 @@ class SweepRun:
             [ObjectRef(oid, Kind(kind)) for oid, kind, _ in pending], on_broken=_ignore_broken
         )
 
+    def exclude_tails(self) -> None:
+        """Report the size of the packs only: all tails of this host are packs by now."""
+        self._bytes_before = sum(pack.end for pack in self._packs)
+
     def copy(self) -> None:
         """Phase 2, concurrent with writers: copy reachable objects of the old packs durably."""
         alive = self._reachable.oids
-        self._victims, kept = self._choose_packs()
+        self.victims, kept = self._choose_packs(self._packs, alive)
         self._repacker.set_kept_packs(kept)
         self._reachable.newly_reached.clear()
         try:
-            for victim in self._victims:
+            for victim in self.victims:
                 self._repacker.copy(victim.locations(), alive)
             self._repacker.seal()
         except Unavailable:
             # No space for copies. Delete at least the packs that need no copies, to free some.
             self._repacker.discard_unsealed()
-            self._victims = [
+            self.victims = [
                 victim
-                for victim in self._victims
+                for victim in self.victims
                 if not any(oid in alive for oid, _ in victim.locations())
             ]
-            if not self._victims:
+            if not self.victims:
                 raise
-        self._victim_objects = sum(len(victim) for victim in self._victims)
+        self._victim_objects = sum(len(victim) for victim in self.victims)
         failpoint("sweep.after-copy")
-
-    def _choose_packs(self) -> tuple[list[FrameSource], list[FrameSource]]:
-        return choose_packs(self._packs, self._reachable.oids, min_garbage=self._min_garbage)
 
     def finish(self, lock_timeout: float) -> None:
         """Phase 3, exclusive: copy objects that became reachable since phase 1, then delete."""
-        if not self._victims:
+        if not self.victims:
             return
         objects = self._objects
         with objects.sweep_lock.exclusive(lock_timeout):
             failpoint("sweep.locked")
             objects.pack_set.refresh()
-            self._copy_newly_reached()
+            self.copy_newly_reached()
             failpoint("sweep.before-epoch")
             # Raise the epoch before the first deletion: a writer with the old epoch may rely on any
             # old pack.
@@ -193,12 +206,12 @@ class SweepRun:
             self._delete()
             objects.refresh_after_sweep(epoch)
 
-    def _copy_newly_reached(self) -> None:
+    def copy_newly_reached(self) -> None:
         """Copy the objects that became reachable since they were marked."""
         self._reachable.add(self._roots())
         self._mark_tails([])
         fresh = self._reachable.newly_reached
-        for victim in self._victims if fresh else ():
+        for victim in self.victims if fresh else ():
             if len(victim) < len(fresh):
                 self._repacker.copy(victim.locations(), fresh)
                 continue
@@ -207,7 +220,7 @@ class SweepRun:
         self._repacker.seal()
 
     def _delete(self) -> None:
-        for victim in self._victims:
+        for victim in self.victims:
             self._objects.bucket.delete([pack_key(victim.id)])
             failpoint("sweep.after-delete")
             if isinstance(victim, Pack):
@@ -251,14 +264,14 @@ class SweepRun:
     def report(self) -> SweepReport:
         """Return the result."""
         sealed = sum(source.end for source in self._packs)
-        gone = sum(source.end for source in self._victims)
+        gone = sum(source.end for source in self.victims)
         removed = self._victim_objects - self._repacker.objects
         return SweepReport(
             kept=self._total_objects - removed,
             removed=removed,
             bytes_before=self._bytes_before,
             bytes_after=sealed - gone + self._repacker.bytes,
-            packs_removed=len(self._victims),
+            packs_removed=len(self.victims),
             packs_written=self._repacker.packs,
             dry_run=self._dry_run,
         )

@@ -6,12 +6,12 @@ epoch. Writers that may not have seen the marks are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from ortet._util.failpoints import failpoint
 from ortet.errors import Unsupported
-from ortet.ids import Clock
+from ortet.ids import Clock, Oid
 from ortet.objects.base import ReferenceParser
 from ortet.objects.gc.repack import choose_packs
 from ortet.objects.gc.sweep import MIN_GARBAGE_FRACTION, Progress, Roots, SweepReport, SweepRun
@@ -52,49 +52,64 @@ def sweep_remote(
     seconds are kept. A refused writer retries its commit, and puts again the objects that it had
     found in a deleted pack. A killed sweep leaves marks, and the next sweep continues with them.
     """
-    run = _RemoteSweepRun(
-        objects, roots, parse_references, dry_run=dry_run, min_garbage=min_garbage
+    run = _RemoteSweep(
+        objects,
+        roots,
+        parse_references,
+        dry_run=dry_run,
+        min_garbage=min_garbage,
+        cutoff_ns=clock.now_ns() - int(grace * 1e9),
     )
-    run.prepare(clock.now_ns() - int(grace * 1e9), progress)
+    run.prepare(progress)
     if not dry_run:
         run.delete_victims(fence)
     return run.report()
 
 
-class _RemoteSweepRun(SweepRun):
-    _cutoff_ns = 0  # newer packs are kept
+class _RemoteSweep:
+    def __init__(
+        self,
+        objects: RemoteObjectStore,
+        roots: Roots,
+        parse_references: ReferenceParser,
+        *,
+        dry_run: bool,
+        min_garbage: float,
+        cutoff_ns: int,
+    ) -> None:
+        if not isinstance(objects.pack_set, RemotePackSet):
+            raise Unsupported("local_store", "this store is on this host: sweep it as such")
+        self._objects = objects
+        self._pack_set = objects.pack_set
+        self._min_garbage = min_garbage
+        self._cutoff_ns = cutoff_ns  # newer packs are kept
+        self._run = SweepRun(
+            objects,
+            roots,
+            parse_references,
+            dry_run=dry_run,
+            choose=self._choose_packs,
+            prefetch=self._pack_set.prefetch_small_packs,
+        )
+        self.report = self._run.report
 
-    def prepare(self, cutoff_ns: int, progress: Progress | None) -> None:
+    def prepare(self, progress: Progress | None) -> None:
         """Mark and copy, concurrent with writers.
 
         Afterwards all reachable objects are in packs that stay.
         """
-        self.mark(progress)
-        self._remote_objects.wait_for_uploads()
-        self._cutoff_ns = cutoff_ns
-        self._bytes_before = sum(pack.end for pack in self._packs)
-        self.copy()
+        self._run.mark(progress)
+        self._objects.wait_for_uploads()
+        self._run.exclude_tails()
+        self._run.copy()
 
-    def _prefetch_packs(self) -> None:
-        self._pack_set.prefetch_small_packs()
-
-    def _choose_packs(self) -> tuple[list[FrameSource], list[FrameSource]]:
-        old = [pack for pack in self._packs if _created_ns(pack.id) < self._cutoff_ns]
-        victims, kept = choose_packs(old, self._reachable.oids, min_garbage=self._min_garbage)
+    def _choose_packs(
+        self, packs: Sequence[FrameSource], alive: Collection[Oid]
+    ) -> tuple[list[FrameSource], list[FrameSource]]:
+        old = [pack for pack in packs if _created_ns(pack.id) < self._cutoff_ns]
+        victims, kept = choose_packs(old, alive, min_garbage=self._min_garbage)
         marked = [pack for pack in kept if pack.id in self._pack_set.marked_for_deletion]
         return [*victims, *marked], [pack for pack in kept if pack not in marked]
-
-    @property
-    def _remote_objects(self) -> RemoteObjectStore:
-        assert isinstance(self._objects, RemoteObjectStore)
-        return self._objects
-
-    @property
-    def _pack_set(self) -> RemotePackSet:
-        shelf = self._objects.pack_set
-        if not isinstance(shelf, RemotePackSet):
-            raise Unsupported("local_store", "this store is on this host: sweep it as such")
-        return shelf
 
     def delete_victims(self, fence: Callable[[], int]) -> None:
         """Write the deletion marks, raise the epoch, and delete the packs.
@@ -105,17 +120,17 @@ class _RemoteSweepRun(SweepRun):
         bucket = self._objects.bucket
         # Existing marks are those of an earlier sweep.
         bucket.put_all(
-            {f"packs/{victim.id}{DELETION_MARK_SUFFIX}": b"" for victim in self._victims}
+            {f"packs/{victim.id}{DELETION_MARK_SUFFIX}": b"" for victim in self._run.victims}
         )
-        self._remote_objects.wait_for_uploads()  # other hosts must see the marks and the copies
+        self._objects.wait_for_uploads()  # other hosts must see the marks and the copies
         failpoint("sweep.after-marks")
-        if self._victims:
+        if self._run.victims:
             epoch = fence()
             failpoint("sweep.after-epoch")
-            self._copy_newly_reached()
-            self._remote_objects.wait_for_uploads()
+            self._run.copy_newly_reached()
+            self._objects.wait_for_uploads()
             failpoint("sweep.before-delete")
-            bucket.delete([pack_key(victim.id) for victim in self._victims])
+            bucket.delete([pack_key(victim.id) for victim in self._run.victims])
             failpoint("sweep.after-delete")
             self._objects.refresh_after_sweep(epoch)
         packs = {found.key for found in bucket.list("packs/")}

@@ -5,19 +5,18 @@ from __future__ import annotations
 import bisect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 from ortet.backends.base import Bucket
 from ortet.errors import Corrupt, NotFound
 from ortet.ids import Oid
 from ortet.objects import frame
 from ortet.objects.absent import FILTER_WORD_OFFSET
-from ortet.objects.pack import Pack
-from ortet.objects.pack_index import PackIndex, write_index
+from ortet.objects.pack import PackFile, PackSource
+from ortet.objects.pack_index import PackIndex
 from ortet.objects.remote.pack_cache import PackCache
-from ortet.objects.source import AutoClosingFd, ObjectLocation
+from ortet.objects.source import AutoClosingFd, ObjectLocation, decode_frame, load_frame
 from ortet.objects.tail import TAIL_SUFFIX as TAIL
 from ortet.objects.tail import pack_key
 
@@ -25,77 +24,69 @@ FETCH_WHOLE_MAX_BYTES = 1 << 20
 """Up to this size, one request for the whole pack is cheaper than several requests for parts."""
 
 
-class RemotePack(Pack):
-    """One sealed pack.
+class RemotePackFile(PackFile):
+    """A pack in a remote bucket.
 
     Local copies are verified when read, and fetched again if they are damaged.
     """
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        id_: str,
-        *,
-        size: int,
-        index_dir: Path,
-        key_id: bytes,
-        cache: PackCache,
-    ) -> None:
-        super().__init__(bucket, id_, size=size, index_dir=index_dir, key_id=key_id)
+    durable_index = False
+
+    def __init__(self, bucket: Bucket, id_: str, *, size: int, cache: PackCache) -> None:
+        self._bucket = bucket
+        self._id = id_
+        self._size = size
         self._cache = cache
+        self._file: AutoClosingFd | None = None
         self._frame_offsets: list[int] | None = None
 
     def read(self, offset: int, length: int) -> bytes:
         file = self._local_file()
         if file is None:
-            return self._bucket.get(pack_key(self.id), offset, length)
+            return self._bucket.get(pack_key(self._id), offset, length)
         return os.pread(file.fd, length, offset)
 
-    def load(self, offset: int) -> bytes:
+    def load(self, offset: int, load_index: Callable[[], PackIndex]) -> bytes:
         file = self._local_file()
         if file is not None:
             with suppress(Corrupt):
-                return super().load(offset)
+                return load_frame(self.read, offset)
             self.drop_local_copy()
-        name = f"{self.id}.{offset}.frame"
+        name = f"{self._id}.{offset}.frame"
         data = self._cache.get(name)
         if data is not None:
             with suppress(Corrupt):
-                return _decode_frame(data, offset)
-        data = self._bucket.get(pack_key(self.id), offset, self._frame_end(offset) - offset)
-        found = _decode_frame(data, offset)
+                return decode_frame(data, offset)
+        end = self._frame_end(offset, load_index)
+        data = self._bucket.get(pack_key(self._id), offset, end - offset)
+        found = decode_frame(data, offset)
         self._cache.put(name, data)
         return found
 
     def drop_local_copy(self) -> None:
-        """Delete the cached bytes of this pack."""
         self._file = None
-        self._cache.remove(f"{self.id}.")
+        self._cache.remove(f"{self._id}.")
 
-    def rebuild_index(self) -> PackIndex:
-        """Fetch the index stored beside the pack, or rebuild it from the pack in the bucket."""
+    def close(self) -> None:
+        self._file = None
+
+    def fetch_index(self) -> bytes | None:
+        """Return the index of a large pack. A small pack is fetched whole instead."""
         self.drop_local_copy()
-        if self.end > FETCH_WHOLE_MAX_BYTES:
+        if self._size > FETCH_WHOLE_MAX_BYTES:
             with suppress(NotFound, Corrupt):
-                data = self._bucket.get(f"packs/{self.id}.idx")
-                if PackIndex(data).packs == [(self.id, self.end)]:
-                    return self._save_index(data)
-        return super().rebuild_index()
+                data = self._bucket.get(f"packs/{self._id}.idx")
+                if PackIndex(data).packs == [(self._id, self._size)]:
+                    return data
+        return None
 
     def is_cached(self) -> bool:
-        """Return True if the whole pack and its index can be read without a request."""
-        return self._cache.has(f"{self.id}.pack") and self.index_path.exists()
+        """Return True if the whole pack can be read without a request."""
+        return self._cache.has(f"{self._id}.pack")
 
     def cache_whole(self, data: bytes) -> None:
         """Cache `data`, the whole pack as fetched from the bucket."""
-        if len(data) == self.end:
-            self._cache.put(f"{self.id}.pack", data)
-            super().rebuild_index()
-
-    def _save_index(self, data: bytes) -> PackIndex:
-        with suppress(OSError):
-            write_index(self.index_path, data, sync=False)
-        return PackIndex(data)
+        self._cache.put(f"{self._id}.pack", data)
 
     def _local_file(self) -> AutoClosingFd | None:
         """Return the open local copy.
@@ -103,37 +94,39 @@ class RemotePack(Pack):
         Fetch the pack if it is small. None if there is no local copy.
         """
         if self._file is None:
-            name = f"{self.id}.pack"
+            name = f"{self._id}.pack"
             fd = self._cache.open(name)
-            if fd is None and self.end <= FETCH_WHOLE_MAX_BYTES:
-                self._cache.put(name, self._bucket.get(pack_key(self.id)))
+            if fd is None and self._size <= FETCH_WHOLE_MAX_BYTES:
+                self._cache.put(name, self._bucket.get(pack_key(self._id)))
                 fd = self._cache.open(name)
             if fd is not None:
                 file = AutoClosingFd(fd)
-                if os.fstat(fd).st_size != self.end:
+                if os.fstat(fd).st_size != self._size:
                     self._cache.remove(name)
                     return None
                 # Do not keep it open: there can be thousands of small packs.
-                if self.end <= FETCH_WHOLE_MAX_BYTES:
+                if self._size <= FETCH_WHOLE_MAX_BYTES:
                     return file
                 self._file = file
         return self._file
 
-    def _frame_end(self, offset: int) -> int:
+    def _frame_end(self, offset: int, load_index: Callable[[], PackIndex]) -> int:
         """Return the end of the frame that begins at `offset`."""
         if self._frame_offsets is None:
-            self._frame_offsets = sorted({place[1] for _, *place in self.load_index()})
+            self._frame_offsets = sorted({place[1] for _, *place in load_index()})
         at = bisect.bisect_right(self._frame_offsets, offset)
-        return self._frame_offsets[at] if at < len(self._frame_offsets) else self.end
+        return self._frame_offsets[at] if at < len(self._frame_offsets) else self._size
 
 
-class RemoteTail(RemotePack):
+class RemoteTail(PackSource):
     """A tail of a writer at the server: not sealed yet, durable, and growing."""
 
     sealed = False
 
-    def __init__(self, bucket: Bucket, id_: str, *, key_id: bytes, cache: PackCache) -> None:
-        super().__init__(bucket, id_, size=0, index_dir=Path(), key_id=key_id, cache=cache)
+    def __init__(self, bucket: Bucket, id_: str, *, key_id: bytes) -> None:
+        self.id = id_
+        self._bucket = bucket
+        self._key_id = key_id
         self._generation = 0
         self._reset()
 
@@ -169,11 +162,9 @@ class RemoteTail(RemotePack):
     def load(self, offset: int) -> bytes:
         at = bisect.bisect_left(self._frames, (offset, 0))
         size = self._frames[at][1] if at < len(self._frames) else 0
-        return _decode_frame(self.read(offset, size), offset)
+        return decode_frame(self.read(offset, size), offset)
 
     def close_files(self) -> None: ...
-
-    def drop_local_copy(self) -> None: ...
 
     def __len__(self) -> int:
         return len(self._locations)
@@ -193,11 +184,3 @@ class RemoteTail(RemotePack):
 
     def locations(self) -> Iterator[tuple[Oid, ObjectLocation]]:
         return iter(list(self._locations.items()))
-
-
-def _decode_frame(data: bytes, offset: int) -> bytes:
-    """Verify and decode one whole frame."""
-    header = frame.parse_header(data, offset=offset)
-    frame.read_table(data, 0, header, offset=offset)
-    payload = memoryview(data)[header.payload_start : header.size]
-    return frame.unpack(header, payload, offset=offset)

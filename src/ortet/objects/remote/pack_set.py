@@ -15,11 +15,11 @@ from ortet.ids import Oid
 from ortet.objects.group import GROUP_SUFFIX as GROUP
 from ortet.objects.group import MERGE_MIN_TABLES
 from ortet.objects.layout import StoreLayout
-from ortet.objects.pack import Pack, pack_sizes
+from ortet.objects.pack import Pack, PackFile, PackSource, pack_sizes
 from ortet.objects.pack_index import PackIndex, encode_index, write_index
 from ortet.objects.pack_set import PackSet
 from ortet.objects.recovery import create_tail
-from ortet.objects.remote.pack import FETCH_WHOLE_MAX_BYTES, RemotePack, RemoteTail
+from ortet.objects.remote.pack import FETCH_WHOLE_MAX_BYTES, RemotePackFile, RemoteTail
 from ortet.objects.remote.pack_cache import PackCache
 from ortet.objects.source import AutoClosingFd, ObjectLocation
 from ortet.objects.tail import TAIL_SUFFIX as TAIL
@@ -39,6 +39,9 @@ _MERGE_BATCH_INDEXES = 256
 """How many indexes are merged at once. Each one needs a descriptor during the merge."""
 _FETCH_BATCH_BYTES, _FETCH_BATCH_PACKS = 32 << 20, 1024
 """The limits of one fetch into memory: bytes and packs."""
+
+
+_PackAndFile = tuple[Pack, RemotePackFile]
 
 
 class RemotePackSet(PackSet):
@@ -98,22 +101,21 @@ class RemotePackSet(PackSet):
             sizes = pack_sizes(listed)
             self.marked_for_deletion = frozenset(pack_sizes(listed, DELETION_MARK_SUFFIX))
             known = {pack.id: pack for pack in self.packs if not reload_tails or pack.sealed}
-            packs: list[Pack] = []
+            packs: list[PackSource] = []
             for id_, size in sizes.items():
                 pack = known.get(id_)
                 same = pack is not None and pack.sealed and pack.end == size
                 packs.append(pack if same and pack is not None else self._make_pack(id_, size))
             if after_sweep:
                 self._evict_swept_packs(set(sizes))
-            self._fetch_groups(
-                pack_sizes(listed, GROUP), [pack for pack in packs if pack.id not in known]
-            )
+            new_packs = [pack for pack in packs if isinstance(pack, Pack) and pack.id not in known]
+            self._fetch_groups(pack_sizes(listed, GROUP), new_packs)
             mine = {tail.id for tail in self.own_tails}
             packs = [pack for pack in packs if pack.id not in mine]
             for id_, size in pack_sizes(listed, TAIL).items():
                 tail = known.get(id_)
                 if not isinstance(tail, RemoteTail):
-                    tail = RemoteTail(self._bucket, id_, key_id=self._key_id, cache=self._cache)
+                    tail = RemoteTail(self._bucket, id_, key_id=self._key_id)
                 with contextlib.suppress(NotFound, Corrupt):  # sealed since the listing
                     tail.advance(size)
                     packs.append(tail)
@@ -142,29 +144,29 @@ class RemotePackSet(PackSet):
 
     def prefetch_small_packs(self) -> None:
         """Fetch all small packs that are not cached, many at once, because all will be read."""
-        small = (pack for pack in self.packs if isinstance(pack, RemotePack) and pack.sealed)
         wanted = [
-            pack for pack in small if pack.end <= FETCH_WHOLE_MAX_BYTES and not pack.is_cached()
+            (pack, pack.file)
+            for pack in self.packs
+            if isinstance(pack, Pack)
+            and isinstance(pack.file, RemotePackFile)
+            and pack.end <= FETCH_WHOLE_MAX_BYTES
+            and not (pack.file.is_cached() and pack.index_path.exists())
         ]
         for packs in _fetch_batches(wanted):
-            found = self._bucket.get_all([pack_key(pack.id) for pack in packs])
-            for pack in packs:
-                pack.cache_whole(found.get(pack_key(pack.id), b""))
+            found = self._bucket.get_all([pack_key(pack.id) for pack, _ in packs])
+            for pack, file in packs:
+                data = found.get(pack_key(pack.id), b"")
+                if len(data) == pack.end:
+                    file.cache_whole(data)
+                    pack.build_index()
         before = 0
         while len(self.tables) >= MERGE_MIN_TABLES and len(self.tables) != before:
             before = len(self.tables)
             with contextlib.suppress(OrtetError, OSError):
                 self.merge_tables(_MERGE_BATCH_INDEXES)
 
-    def _make_pack(self, id_: str, size: int) -> Pack:
-        return RemotePack(
-            self._bucket,
-            id_,
-            size=size,
-            index_dir=self._layout.index,
-            key_id=self._key_id,
-            cache=self._cache,
-        )
+    def _open_pack(self, id_: str, size: int) -> PackFile:
+        return RemotePackFile(self._bucket, id_, size=size, cache=self._cache)
 
     # our own tails
 
@@ -259,14 +261,14 @@ class RemotePackSet(PackSet):
         return parents
 
 
-def _fetch_batches(packs: Sequence[RemotePack]) -> Iterator[list[RemotePack]]:
-    portion: list[RemotePack] = []
+def _fetch_batches(packs: Sequence[_PackAndFile]) -> Iterator[list[_PackAndFile]]:
+    portion: list[_PackAndFile] = []
     room = _FETCH_BATCH_BYTES
-    for pack in packs:
+    for pack, file in packs:
         if portion and (pack.end > room or len(portion) == _FETCH_BATCH_PACKS):
             yield portion
             portion, room = [], _FETCH_BATCH_BYTES
-        portion.append(pack)
+        portion.append((pack, file))
         room -= pack.end
     if portion:
         yield portion

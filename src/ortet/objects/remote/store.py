@@ -23,7 +23,6 @@ from ortet.objects.base import Kind
 from ortet.objects.gc.lock import SweepLock
 from ortet.objects.pack import Pack
 from ortet.objects.pack_set import PackSet
-from ortet.objects.remote.pack import RemotePack
 from ortet.objects.remote.pack_cache import CACHE_LIMIT_BYTES, PackCache
 from ortet.objects.remote.pack_set import RemotePackSet
 from ortet.objects.remote.write_fence import WriteFence, refuse_remote
@@ -80,7 +79,7 @@ class RemoteObjectStore(LocalObjectStore):
         )
 
     def _make_sweep_lock(self) -> SweepLock:
-        return WriteFence(self.layout.local, self._epochs)
+        return SweepLock(WriteFence(self._epochs))
 
     def _make_pack_set(self, new_id: Callable[[], str]) -> PackSet:
         self._pack_cache = PackCache(self.layout.local / "kept", self._cache_bytes)
@@ -153,17 +152,13 @@ class RemoteObjectStore(LocalObjectStore):
     def drop_local_cache(self) -> None:
         self.cache.clear()
         for pack in self.pack_set.packs:
-            _drop_local_copy(pack)
+            if isinstance(pack, Pack):
+                pack.file.drop_local_copy()
 
     def close(self) -> None:
         super().close()
         self._queue.stop()
         self._pack_cache.prune()
-
-
-def _drop_local_copy(pack: Pack) -> None:
-    if isinstance(pack, RemotePack):
-        pack.drop_local_copy()
 
 
 class RemoteObjectWriter(ObjectWriter):

@@ -1,4 +1,4 @@
-"""The sweep lock of a store that is shared between hosts.
+"""The sweep fence of a store that is shared between hosts.
 
 Writers are not locked out. A write that overlapped a sweep is refused by its epoch instead. See
 backends/sweep_epoch.py.
@@ -6,54 +6,44 @@ backends/sweep_epoch.py.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from ortet.backends.sweep_epoch import EpochTracker
 from ortet.errors import Unsupported
-from ortet.objects.gc.lock import SweepLock
+from ortet.objects.gc.lock import SweepFence
 
 
-class WriteFence(SweepLock):
-    """A SweepLock without file locks. Exclusive locks are refused: see gc/sweep_remote.py."""
+class WriteFence(SweepFence):
+    """Refuses writes by their epoch. Exclusive locks are refused: see gc/sweep_remote.py."""
 
-    def __init__(self, directory: Path, epochs: EpochTracker) -> None:
+    def __init__(self, epochs: EpochTracker) -> None:
         self._epochs = epochs
-        self._write_epoch = 0
-        super().__init__(directory)
+        self._write_epoch: int | None = None  # None: no writer of this process is active
 
-    def _reset(self) -> None:
-        self._mutex = threading.Lock()
-        self._writer_count = 0
-        self._writers_by_thread: dict[int, int] = {}
-        self._files = None
-
-    def after_fork(self) -> None:
-        super().after_fork()
-        self._epochs.set_write_epoch(None)  # the child does not continue its parent's write
-
-    def begin_write(self) -> int:
-        epoch = super().begin_write()
-        self._epochs.set_write_epoch(epoch)
-        return epoch
-
-    def end_write(self, pid: int) -> None:
-        super().end_write(pid)
-        if threading.get_ident() not in self._writers_by_thread:
-            self._epochs.set_write_epoch(None)
-
-    def _lock_shared(self) -> None:
+    def lock_shared(self) -> None:
         self._write_epoch = self._epochs.recent()
 
-    def _unlock_shared(self) -> None: ...
+    def unlock_shared(self) -> None:
+        self._write_epoch = None
+
+    def begin_thread(self, epoch: int) -> None:
+        self._epochs.set_write_epoch(epoch)
+
+    def end_thread(self) -> None:
+        self._epochs.set_write_epoch(None)
+
+    def close(self) -> None: ...
+
+    def after_fork(self) -> None:
+        self._write_epoch = None
+        self._epochs.set_write_epoch(None)  # the child does not continue its parent's write
 
     def epoch(self) -> int:
-        return self._write_epoch if self._writer_count else self._epochs.cached()
+        epoch = self._write_epoch
+        return self._epochs.cached() if epoch is None else epoch
 
     def fetch_epoch(self) -> int:
-        """Return the current epoch, asked from the store."""
         return self._epochs.refresh()
 
     @contextmanager

@@ -30,7 +30,7 @@ from ortet.errors import Conflict, Corrupt, Invalid, NotFound, OrtetError, Refus
 from ortet.objects import frame
 from ortet.objects.group import GROUP_SUFFIX as GROUP
 from ortet.objects.group import MERGE_MIN_TABLES
-from ortet.objects.pack import Pack
+from ortet.objects.pack import LocalPackFile, Pack
 from ortet.objects.store import LocalObjectStore
 from ortet.objects.tail import TAIL_SUFFIX as TAIL
 from ortet.objects.tail import storage_error
@@ -172,7 +172,7 @@ class RawBucketView:
             raise no_key(key) from None
         objects = self._objects
         pack = Pack(
-            self._bucket,
+            LocalPackFile(self._bucket, id_),
             id_,
             size=size,
             index_dir=objects.layout.index,
