@@ -105,3 +105,26 @@ def test_branch_of_a_session_cannot_be_deleted_or_renamed(hub: Hub) -> None:
         with pytest.raises(Refused, match="session 'talk' works on branch"):
             branches.rename(hub.session_manager, session.row.branch, "other")
         assert session.head == head
+
+
+def test_the_hub_lists_its_branches_and_tags(hub: Hub, ws: Workspace) -> None:
+    first = ws.commit("first")
+    assert hub.tag("green") == first
+    (ws.path / "b").touch()
+    second = ws.commit("second")
+    assert hub.tag("blue", "proj") == second
+    assert hub.tags() == {"blue": second.oid, "green": first.oid}
+    assert hub.branches() == {"proj": second.oid}
+    assert hub.show("green") == first
+
+
+def test_a_tag_is_never_moved(hub: Hub, ws: Workspace) -> None:
+    first = ws.commit("first")
+    hub.tag("green")
+    (ws.path / "b").touch()
+    ws.commit("second")
+    with pytest.raises(Conflict, match="there is a tag 'green' already"):
+        hub.tag("green")
+    with pytest.raises(NotFound):
+        hub.tag("red", "no-such-ref")
+    assert hub.tags() == {"green": first.oid}

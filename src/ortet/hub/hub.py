@@ -417,6 +417,44 @@ class Hub:
         """
         return self.history.info(self.refs.resolve(ref))
 
+    def branches(self) -> dict[str, str]:
+        """Return the branches of the store.
+
+        Returns:
+            The commit id, in hexadecimal digits, that each branch is at. Sorted by name.
+        """
+        return {head.name: head.oid.hex() for head in self.refs.branches()}
+
+    def tags(self) -> dict[str, str]:
+        """Return the tags of the store. They are for all sessions and workspaces.
+
+        Returns:
+            The commit id, in hexadecimal digits, of each tag. Sorted by name.
+        """
+        return {head.name: head.oid.hex() for head in self.refs.tags()}
+
+    def tag(self, name: str, ref: Ref = "HEAD") -> CommitInfo:
+        """Give a commit a name that does not move.
+
+        A tagged commit is kept by every sweep.
+
+        Args:
+            name: The name of the new tag.
+            ref: A branch, tag, commit id or its prefix. "HEAD" is the only branch of the store, if
+                it has exactly one.
+
+        Returns:
+            The commit that the tag names.
+
+        Raises:
+            NotFound: If the ref does not exist.
+            Conflict: kind "head_moved", if there is a tag of this name.
+            Invalid: If the name cannot be the name of a tag.
+        """
+        oid = self.refs.resolve(ref)
+        self.refs.create(name, oid, kind="tag", actor=self.store.author)
+        return self.history.info(oid)
+
     def diff(self, old: Ref, new: Ref) -> list[TreeChange]:
         """Compare the files of two commits.
 
@@ -547,7 +585,18 @@ class Hub:
         return self._memory.consolidate(agent, extractor=extractor, dry_run=dry_run)
 
     def memory_diff(self, old: Ref, new: Ref) -> MemoryDiff:
-        """Compare the facts of two commits or branches, and list the episodes between them."""
+        """Compare the facts of two commits or branches, and list the episodes between them.
+
+        Args:
+            old: A branch, tag, commit id or its prefix.
+            new: The ref that is compared with `old`.
+
+        Returns:
+            The facts that were learned, changed and forgotten, and the episodes.
+
+        Raises:
+            NotFound: If a ref does not exist.
+        """
         return self._memory.memory_diff(old, new)
 
     # sessions without their lease
@@ -641,6 +690,10 @@ class Hub:
 
     def diff_runs(self, a: str | SessionReader, b: str | SessionReader) -> RunDiff:
         """Compare the events of two sessions.
+
+        Args:
+            a: The first session, or its name or id.
+            b: The second session, or its name or id.
 
         Returns:
             The point where the two runs diverge and what each did after it. `str()` of it is

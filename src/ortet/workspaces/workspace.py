@@ -572,6 +572,13 @@ class Workspace:
         """Wait until files of the workspace change; see `Machine.wait_for_changes`.
 
         No lock is held, so other processes can change the files during the wait.
+
+        Args:
+            timeout: The longest wait in seconds.
+            wake: A file descriptor that ends the wait when it can be read; -1 means none.
+
+        Returns:
+            A notice of the change, or None if there was none.
         """
         return self.files.open_machine().wait_for_changes(timeout, wake)
 
