@@ -77,7 +77,7 @@ SUBJECTS = [
     ),
     Subject(
         "leases",
-        "backends/sqlite/sqlite_rows.py",
+        "backends/sqlite/rows.py",
         "conformance/test_catalog.py",
         "claim_lease check_lease find_lease expiry",
     ),

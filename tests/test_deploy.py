@@ -20,7 +20,7 @@ import yaml  # type: ignore[import-untyped]
 
 from ortet.backends.buckets import open_bucket
 from ortet.backends.object_storage import url
-from ortet.backends.valkey import valkeyaddress
+from ortet.backends.valkey.address import parse_valkey_url
 from ortet.cli.main import cli
 from ortet.config.open_shared_store import parse_shared_url
 
@@ -103,7 +103,7 @@ def test_the_address_leads_to_the_other_services() -> None:
     assert re.fullmatch(r"postgresql://ortet@database/ortet", address.database)
     bucket, signal = (
         url.parse_bucket_url(address.bucket),
-        valkeyaddress.parse_valkey_url(address.signal),
+        parse_valkey_url(address.signal),
     )
     assert bucket.endpoint == "http://objects:8333"
     assert f"-name {bucket.bucket} " in services["prepare"]["command"][0]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ortet.history.diff.tree_diff import TreeChange
     from ortet.history.transfer.bundle import BundleReport
     from ortet.hub.governance.audit import AuditReport
-    from ortet.hub.governance.holds import Hold
+    from ortet.hub.governance.legal_holds import Hold
     from ortet.hub.governance.retention import RetainReport, RetentionPolicy
     from ortet.hub.governance.tombstones import ErasureReceipt
     from ortet.hub.hub import Hub
@@ -239,7 +239,7 @@ _LAZY = {
     "Event": "ortet.journal.events",
     "Fact": "ortet.journal.state.records",
     "Handover": "ortet.sessions.environment.handover",
-    "Hold": "ortet.hub.governance.holds",
+    "Hold": "ortet.hub.governance.legal_holds",
     "Hub": "ortet.hub.hub",
     "Intent": "ortet.sessions.actions.effects",
     "Job": "ortet.machines.jobs",

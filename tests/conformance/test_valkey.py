@@ -11,10 +11,10 @@ from tests.fixtures.valkey import Server, valkey_server
 from tests.fixtures.waiting import WAIT
 
 from ortet.backends.base import Cache
+from ortet.backends.valkey.address import parse_valkey_url
 from ortet.backends.valkey.cache import ValkeyCache
 from ortet.backends.valkey.client import ValkeyClient
 from ortet.backends.valkey.signal import valkey_signal
-from ortet.backends.valkey.valkeyaddress import parse_valkey_url
 from ortet.testing.cache import AbsentCacheTests, CacheTests, Elapse
 from ortet.testing.processes import SignalOpener
 from ortet.testing.signal import SharedSignalTests

@@ -15,9 +15,9 @@ from tests.fixtures.valkey import Server
 from tests.fixtures.valkey_hub import opened
 from tests.fixtures.waiting import WAIT
 
+from ortet.backends.valkey.address import parse_valkey_url
 from ortet.backends.valkey.cache import ValkeyCache
 from ortet.backends.valkey.client import ValkeyClient
-from ortet.backends.valkey.valkeyaddress import parse_valkey_url
 from ortet.config.environment import open_hub
 from ortet.config.settings import ServeSettings
 from ortet.server.auth.tokens import Caller

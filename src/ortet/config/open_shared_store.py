@@ -159,18 +159,18 @@ def open_signal(url: str, *, namespace: str, database: PostgresDatabase) -> Sign
         from ortet.backends.postgres.notify import postgres_signal
 
         return postgres_signal(database, namespace)
-    from ortet.backends.valkey import valkey
+    from ortet.backends.valkey import open_valkey
 
-    return valkey.open_signal(url, namespace=namespace)
+    return open_valkey.open_signal(url, namespace=namespace)
 
 
 def open_shared_cache(url: str, *, namespace: str) -> Cache | None:
     """Open the shared cache in Valkey or Redis; None if there is no `url`."""
     if not url:
         return None
-    from ortet.backends.valkey import valkey
+    from ortet.backends.valkey import open_valkey
 
-    return valkey.open_cache(url, namespace=namespace)
+    return open_valkey.open_cache(url, namespace=namespace)
 
 
 def open_shared(
@@ -180,7 +180,7 @@ def open_shared(
     from ortet._util.codec import Hasher, checksum
     from ortet.backends.buckets import open_bucket
     from ortet.backends.object_storage.pending_uploads import PendingUploadTable
-    from ortet.memory.postgres.postgres_shelves import PostgresIndexFactory
+    from ortet.memory.postgres.index_factory import PostgresIndexFactory
     from ortet.objects.remote.store import RemoteObjectStore
     from ortet.store.context import host_id
 

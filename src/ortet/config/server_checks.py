@@ -129,8 +129,8 @@ def _probe_bucket(bucket: Bucket, where: str) -> Capability:
 
 
 def _check_valkey(name: str, url: str) -> Capability:
+    from ortet.backends.valkey.address import parse_valkey_url as parsed
     from ortet.backends.valkey.client import ValkeyClient
-    from ortet.backends.valkey.valkeyaddress import parse_valkey_url as parsed
 
     link = ValkeyClient(parsed(url), answer_timeout=_PROBE_TIMEOUT_SECONDS)
     link.check_login()  # raises a clear error if the login is refused

@@ -19,7 +19,7 @@ from ortet.history.refs import Ref, is_ref_name, ref_text
 from ortet.history.transfer import bundle
 from ortet.history.transfer.bundle import BundleImport, Progress
 from ortet.history.transfer.bundle_file import BundleFile
-from ortet.history.transfer.bundlelimits import BundleLimits
+from ortet.history.transfer.bundle_limits import BundleLimits
 from ortet.history.transfer.copy_missing import ObjectCopyReport, copy_missing
 from ortet.ids import Oid, to_hex
 from ortet.store.context import StoreContext
@@ -459,7 +459,7 @@ class Transfer:
 
     def _adopt(self, imported: BundleImport, name: str) -> list[RowChange]:
         """Return rows that record the erasures of the store that objects come from."""
-        from ortet.hub.governance.adopting import adopt_erasures
+        from ortet.hub.governance.foreign_erasures import adopt_erasures
 
         return adopt_erasures(self._sessions(), imported, name)
 

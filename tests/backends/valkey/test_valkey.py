@@ -16,11 +16,11 @@ from tests.fixtures.waiting import WAIT, eventually
 
 from ortet.backends.pubsub import _CHANNELS, PubSubSignal
 from ortet.backends.valkey import client
+from ortet.backends.valkey.address import parse_valkey_url
 from ortet.backends.valkey.cache import ValkeyCache
 from ortet.backends.valkey.client import ValkeyClient
+from ortet.backends.valkey.open_valkey import is_valkey, open_cache, open_signal
 from ortet.backends.valkey.signal import valkey_signal
-from ortet.backends.valkey.valkey import is_valkey, open_cache, open_signal
-from ortet.backends.valkey.valkeyaddress import parse_valkey_url
 from ortet.errors import Invalid, Refused, Unsupported
 
 pytestmark = [pytest.mark.valkey, pytest.mark.usefixtures("unhurried")]

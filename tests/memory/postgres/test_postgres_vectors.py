@@ -20,7 +20,7 @@ from ortet.memory.base import IndexPage, SemanticIndex, SemanticMatches
 from ortet.memory.lexical.index import text_hash
 from ortet.memory.postgres import vectors as postgres_meanings
 from ortet.memory.postgres.index import PostgresWordIndex
-from ortet.memory.postgres.postgres_shelves import PostgresIndexFactory
+from ortet.memory.postgres.index_factory import PostgresIndexFactory
 from ortet.memory.postgres.vectors import PostgresSemanticIndex, PostgresVectorStore
 from ortet.memory.records import TIERS, EventSpan
 from ortet.memory.vectors.index import LocalSemanticIndex

@@ -3,7 +3,7 @@
 Start with `catalog.PostgresCatalog`. Then:
 
 - `events`: the timeline and event part of the catalog.
-- `postgres_rows`: parameters of rows and leases, and their limits.
+- `rows`: parameters of rows and leases, and their limits.
 - `connection`: runs statements, and retries them.
 - `pool`: the connections that all catalogs of a process share.
 - `schema`: creates and migrates the schema.

@@ -30,7 +30,7 @@ from ortet.backends.keys import check_limit, check_name
 from ortet.backends.postgres.connection import PostgresClient
 from ortet.backends.postgres.events import PostgresTimelines, timeline_uuid
 from ortet.backends.postgres.group_commit import group_commit_for
-from ortet.backends.postgres.postgres_rows import (
+from ortet.backends.postgres.rows import (
     WriteSlots,
     check_lease_ttl,
     check_names,

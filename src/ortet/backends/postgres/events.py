@@ -16,7 +16,7 @@ from ortet.backends.keys import check_limit
 from ortet.backends.postgres.connection import PostgresClient
 from ortet.backends.postgres.group_commit import MAX_APPEND_BYTES as TOGETHER
 from ortet.backends.postgres.group_commit import GroupCommit, PendingAppend
-from ortet.backends.postgres.postgres_rows import row_values
+from ortet.backends.postgres.rows import row_values
 from ortet.backends.row_codec import (
     MAX_BODY_BYTES,
     CachingCompressor,

@@ -3,7 +3,7 @@
 Start with `catalog.SqliteCatalog`. Then:
 
 - `events`: the timeline and event part of the catalog.
-- `sqlite_rows`: leases and records, inside a transaction of the caller.
+- `rows`: leases and records, inside a transaction of the caller.
 - `connection`: opens, migrates and locks the file; translates errors.
 - `write_queue`: orders the writes of all threads, and batches appends.
 - `peek`: a fast read-only view for shell completion.

@@ -28,7 +28,7 @@ from ortet.backends.keys import check_limit, check_name
 from ortet.backends.row_codec import CachingCompressor
 from ortet.backends.sqlite.connection import SqliteHandle, read_format_version
 from ortet.backends.sqlite.events import SqliteTimelines, add_events, add_timelines
-from ortet.backends.sqlite.sqlite_rows import (
+from ortet.backends.sqlite.rows import (
     RAISE_FLOOR,
     change_rows,
     check_lease,

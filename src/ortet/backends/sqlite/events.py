@@ -20,7 +20,7 @@ from ortet.backends.row_codec import (
     raw_id,
 )
 from ortet.backends.sqlite.connection import SqliteHandle
-from ortet.backends.sqlite.sqlite_rows import change_rows, check_lease, fetch_all
+from ortet.backends.sqlite.rows import change_rows, check_lease, fetch_all
 from ortet.backends.sqlite.write_queue import Insert
 from ortet.ids import Clock
 

@@ -1,8 +1,8 @@
 """Signal and Cache on a Valkey or Redis server.
 
-Start with `valkey`, which opens both by URL. Then:
+Start with `open_valkey`, which opens both by URL. Then:
 
-- `valkeyaddress`: parses the URL of a server.
+- `address`: parses the URL of a server.
 - `client`: pooled connections with short timeouts.
 - `signal`: wake-ups by PUBLISH and PSUBSCRIBE.
 - `cache`: cached values and shared rate limits.

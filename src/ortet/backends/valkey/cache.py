@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from ortet.backends.base import Cache
 from ortet.backends.keys import check_name
 from ortet.backends.local.memory import check_ttl
+from ortet.backends.valkey.address import check_namespace
 from ortet.backends.valkey.client import ValkeyClient, ValkeyConnection
-from ortet.backends.valkey.valkeyaddress import check_namespace
 
 MAX_VALUE_BYTES = 8 << 20
 """Larger values are not cached: fetching one would take longer than it saves."""

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from ortet.backends.valkey.valkeyaddress import ValkeyAddress
+from ortet.backends.valkey.address import ValkeyAddress
 from ortet.errors import Refused, Unsupported
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from ortet.backends.pubsub import Publisher, PubSubSignal, Subscriber
+from ortet.backends.valkey.address import ValkeyAddress, check_namespace
 from ortet.backends.valkey.client import ValkeyClient, ValkeyConnection
-from ortet.backends.valkey.valkeyaddress import ValkeyAddress, check_namespace
 
 _KEEPALIVE_SECONDS = 1.0
 """Seconds of silence after which a PING is sent."""

@@ -80,7 +80,7 @@ def hold(call: CliCall, session: str | None, *, why: str) -> None:
       ortet hold fix-42 --why "incident 17"
       ortet hold
     """
-    from ortet.hub.governance.holds import hold_of
+    from ortet.hub.governance.legal_holds import hold_of
 
     if session is not None:
         row = find_session(call, session)
@@ -107,7 +107,7 @@ def release(call: CliCall, session: str) -> None:
     Example:
       ortet release fix-42
     """
-    from ortet.hub.governance.holds import hold_of
+    from ortet.hub.governance.legal_holds import hold_of
 
     row = find_session(call, session)
     held = hold_of(call.hub.store, row.id)

@@ -151,7 +151,7 @@ def show(call: CliCall, session: str | None) -> None:
     Example:
       ortet session show fix-42
     """
-    from ortet.hub.governance.holds import hold_of
+    from ortet.hub.governance.legal_holds import hold_of
 
     view = read_session(call, session)
     head, held = view.head, hold_of(call.hub.store, view.id)

@@ -2,7 +2,7 @@
 
 Start with `bundle.py` (`export_bundle`, `import_bundle`) and `copy_missing.py` (store to store).
 `bundle_file.py` has the file format, its reader, and the writer of a bundle that can be resumed.
-`bundlelimits.py` bounds what an import may use.
+`bundle_limits.py` bounds what an import may use.
 
 Invariants:
 - An import stores nothing before the whole bundle is verified.

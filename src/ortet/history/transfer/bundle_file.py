@@ -22,7 +22,7 @@ from ortet._util.codec import Compressor, StoredRecord, checksum, decode, encode
 from ortet._util.failpoints import failpoint
 from ortet.errors import Corrupt, Invalid, NotFound, OrtetError, Unavailable, Unsupported
 from ortet.history.refs import check_ref_name
-from ortet.history.transfer.bundlelimits import BundleLimits
+from ortet.history.transfer.bundle_limits import BundleLimits
 from ortet.ids import OID_BYTES, Oid
 from ortet.objects import frame
 from ortet.objects.base import Kind

@@ -1,13 +1,13 @@
 """Governance of recorded data: audit, erasure, retention, archive and data sets.
 
-Entry point: `service.Governance`, a base class of `Hub`. Its verbs import the other modules when
-they are called.
+Entry point: `service.Governance`, which `Hub.governance` returns. Its verbs import the
+other modules when they are called.
 
 - `audit` checks the hash chain of a session and lists its events.
 - `erase` destroys the bodies of events, also of uncommitted ones; `rewrite_objects` builds the
   objects that replace old ones; `tombstones` holds the signed records of both.
-- `adopting` accepts erasures that another store made and a bundle carries.
-- `retention` applies policies by agent; `holds` blocks every deletion.
+- `foreign_erasures` accepts erasures that another store made and a bundle carries.
+- `retention` applies policies by agent; `legal_holds` blocks every deletion.
 - `archive` moves a session to a bundle in the bucket; `remove` deletes a session.
 
 Invariants:

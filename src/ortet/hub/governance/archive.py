@@ -18,7 +18,7 @@ from ortet.backends.base import Move, RowChange
 from ortet.errors import Corrupt, NotFound
 from ortet.history.references import references
 from ortet.history.transfer import bundle
-from ortet.hub.governance.holds import check_hold
+from ortet.hub.governance.legal_holds import check_hold
 from ortet.ids import Oid, from_hex
 from ortet.sessions.actions.approvals import pending_approval_row
 from ortet.sessions.results import ArchiveRecord

@@ -19,7 +19,7 @@ from ortet._util.validation import COUNT, require
 from ortet.backends.base import Lease, RowChange
 from ortet.errors import Invalid, NotFound
 from ortet.hub.governance.archive import rewrite_archive
-from ortet.hub.governance.holds import check_erasure_supported, check_hold
+from ortet.hub.governance.legal_holds import check_erasure_supported, check_hold
 from ortet.hub.governance.rewrite_objects import replace_objects, sealed_rows, shared_segments
 from ortet.hub.governance.tombstones import (
     PENDING_KIND,

@@ -10,7 +10,7 @@ from ortet._util.failpoints import failpoint
 from ortet.backends.base import Catalog, Move, RowChange
 from ortet.errors import Conflict
 from ortet.hub.governance.erase import timelines_of
-from ortet.hub.governance.holds import check_hold
+from ortet.hub.governance.legal_holds import check_hold
 from ortet.memory import working
 from ortet.sessions.actions.approvals import USED
 from ortet.sessions.actions.budget import kind_of as spend_kind

@@ -13,7 +13,7 @@ from ortet.backends.sweep_epoch import EpochFencedCatalog
 from ortet.errors import Refused
 from ortet.hub.governance.archive import archive, trim_rows
 from ortet.hub.governance.erase import erase
-from ortet.hub.governance.holds import hold_of
+from ortet.hub.governance.legal_holds import hold_of
 from ortet.journal.events import Event
 from ortet.journal.kinds.registry import kind_of
 from ortet.sessions.profiles import find_profile

@@ -11,7 +11,7 @@ from ortet._util.validation import FLAG, LIST, PATH, TEXT, optional, require
 
 if TYPE_CHECKING:
     from ortet.hub.governance.audit import AuditReport
-    from ortet.hub.governance.holds import Hold
+    from ortet.hub.governance.legal_holds import Hold
     from ortet.hub.governance.retention import RetainReport, RetentionPolicy
     from ortet.hub.governance.tombstones import ErasureReceipt
     from ortet.sessions.actions.bill import Bill, GroupBy, Since
@@ -163,13 +163,13 @@ class Governance:
 
     def hold(self, session: str | SessionReader, why: str = "") -> Hold:
         """Put a session on hold until `release`: nothing of it is erased, archived or removed."""
-        from ortet.hub.governance.holds import hold
+        from ortet.hub.governance.legal_holds import hold
 
         return hold(self._sessions, self._resolve_session(session), why)
 
     def release(self, session: str | SessionReader) -> None:
         """End the hold of a session."""
-        from ortet.hub.governance.holds import release_hold
+        from ortet.hub.governance.legal_holds import release_hold
 
         release_hold(self._sessions.store, self._resolve_session(session))
 

@@ -1,6 +1,6 @@
 """Memory index and vectors in PostgreSQL, shared by all hosts of a store.
 
-Entry point: `postgres_shelves.PostgresIndexFactory`, the `IndexFactory` of a PostgreSQL catalog.
+Entry point: `index_factory.PostgresIndexFactory`, the `IndexFactory` of a PostgreSQL catalog.
 
 - `index` and `reader`: the word index and its reader, which counts terms.
 - `vectors`: vectors by hash of text, with or without pgvector, and the search for the nearest

@@ -10,7 +10,7 @@ import msgspec
 
 from ortet.errors import NotFound
 from ortet.hub.governance.audit import AuditLine
-from ortet.hub.governance.holds import Hold, hold_of
+from ortet.hub.governance.legal_holds import Hold, hold_of
 from ortet.hub.governance.retention import RetainReport, RetentionPolicy, policies, policy_of
 from ortet.hub.governance.tombstones import ErasedEvent, ErasureReceipt, receipts
 from ortet.hub.hub import Hub, hub_of

@@ -8,7 +8,7 @@ import msgspec
 
 from ortet.errors import Conflict
 from ortet.history.commits import CommitInfo
-from ortet.hub.governance.holds import hold_of
+from ortet.hub.governance.legal_holds import hold_of
 from ortet.hub.hub import Hub, hub_of
 from ortet.server.auth.host_access import check_move_access
 from ortet.server.auth.tokens import Caller

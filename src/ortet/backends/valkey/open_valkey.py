@@ -6,10 +6,10 @@ A module of its own, so that callers need not know the client and its sharing.
 from __future__ import annotations
 
 from ortet.backends.base import Cache, Signal
+from ortet.backends.valkey.address import VALKEY_SCHEMES, parse_valkey_url
 from ortet.backends.valkey.cache import ValkeyCache
 from ortet.backends.valkey.client import shared_client
 from ortet.backends.valkey.signal import valkey_signal
-from ortet.backends.valkey.valkeyaddress import VALKEY_SCHEMES, parse_valkey_url
 
 __all__ = ["is_valkey", "open_cache", "open_signal"]
 
