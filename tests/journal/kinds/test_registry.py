@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 import pytest
 
+import ortet
 from ortet.cli.main import run
 from ortet.errors import Invalid
 from ortet.hub.governance.audit import audit_line
@@ -38,6 +40,15 @@ from ortet.sessions.memory.recall import DOCUMENT_MAKERS
 from ortet.sessions.session import Session
 from ortet.sessions.writing.bulk_import import EventInput, append_events
 from ortet.web.views.journal import EVENT_DETAILS, EVENT_TEXTS, GROUPS, journal_line
+
+SOURCE = Path(ortet.__file__).parent
+LISTS = {
+    "journal/reports/progress.py": "kinds that change the progress itself",
+    "sessions/environment/traces.py": "external state that catalog rows repeat",
+    "sessions/memory/recall.py": "one function for each indexed kind",
+    "web/views/journal.py": "texts and details that need more than a line",
+}
+"""Module -> why it names several kinds. Each has a default for all others."""
 
 STORED_NAMES = (
     *("message", "thought", "note", "question", "answer", "comment", "compaction", "aside"),
@@ -275,3 +286,33 @@ def test_only_lifecycle_and_automatic_environment_events_are_bookkeeping() -> No
         "environment",
     ]
     assert not is_bookkeeping_event(Event(1, "environment", 1, "me", {"asked": True}, b""))
+
+
+def kind_lists(tree: ast.Module) -> Iterator[list[str]]:
+    """Yield the names in each literal or match statement that names three kinds or more."""
+    for node in ast.walk(tree):
+        parts: Sequence[ast.AST | None] = ()
+        if isinstance(node, ast.Set | ast.Tuple | ast.List):
+            parts = node.elts
+        elif isinstance(node, ast.Dict):
+            parts = node.keys
+        elif isinstance(node, ast.Match):
+            parts = [case.pattern.value for case in node.cases if is_text_case(case.pattern)]
+        names = [part.value for part in parts if isinstance(part, ast.Constant)]
+        if len(names) >= 3 and set(names) <= set(STORED_NAMES):
+            yield [str(name) for name in names]
+
+
+def is_text_case(pattern: ast.pattern) -> TypeGuard[ast.MatchValue]:
+    return isinstance(pattern, ast.MatchValue)
+
+
+def test_no_other_module_has_a_list_of_event_kinds() -> None:
+    """A new kind would be missing from such a list without an error."""
+    modules = {
+        path.relative_to(SOURCE).as_posix()
+        for path in SOURCE.rglob("*.py")
+        if path.parent != SOURCE / "journal" / "kinds"
+        and any(kind_lists(ast.parse(path.read_text())))
+    }
+    assert modules == set(LISTS)
