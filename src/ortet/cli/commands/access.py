@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @group
 def access() -> None:
-    """Give and take tokens for those who ask `ortet serve`.
+    """Create, list and revoke tokens for clients of `ortet serve`.
 
     \b
     Example:
@@ -46,12 +46,12 @@ def create(
     days: float | None,
     no_raw: bool,
 ) -> None:
-    """Make a token called NAME. It is shown once: only a hash of it is stored.
+    """Create a token called NAME. It is shown once: only its hash is stored.
 
-    A tenant has a store of its own: nothing of it can be seen with another's token. A program that
-    opens the server as its hub (`ortet.open`) writes to the store itself, as one on the server's
-    host would: give --no-raw to what must not, as an agent that waits for approvals. With --agent
-    that cannot be done in any case.
+    A tenant has a store of its own, which tokens of other tenants cannot see. A program that opens
+    the server as its hub (`ortet.open`) writes to the store itself, as a program on the server's
+    host would. Use --no-raw for a program that must not, such as an agent that waits for approvals.
+    A token with --agent never allows it.
 
     \b
     Example:
@@ -73,7 +73,7 @@ def create(
 
 @verb()
 def ls(call: CliCall) -> None:
-    """List tokens, without what makes them valid.
+    """List the tokens. Their secret parts are not shown.
 
     \b
     Example:
@@ -99,7 +99,7 @@ def ls(call: CliCall) -> None:
 @verb()
 @click.argument("token", metavar="ID|NAME")
 def revoke(call: CliCall, token: str) -> None:
-    """Make a token invalid, at once and for every server.
+    """Revoke a token, at once and for every server.
 
     \b
     Example:

@@ -39,7 +39,7 @@ why_option = click.option("--why", default="", metavar="TEXT", help="The reason.
 @session_argument
 @click.option("--unsettled", is_flag=True, help="Only those whose outcome is not known.")
 def effects(call: CliCall, session: str | None, *, unsettled: bool) -> None:
-    """List the deeds of a session and its forks, restored away or not.
+    """List the effects of a session and its forks, restored away or not.
 
     \b
     Example:
@@ -72,7 +72,7 @@ def _command_and_reason(effect: Effect) -> str:
 
 @group
 def act() -> None:
-    """List and settle actions; answer what waits for a human.
+    """List and settle actions, and answer approvals.
 
     \b
     Example:
@@ -87,7 +87,7 @@ def act() -> None:
 @session_option
 @click.option("--state", metavar="STATE", help="Only begun, done, failed or unsettled.")
 def act_ls(call: CliCall, session: str | None, *, state: str | None) -> None:
-    """List the actions of a session, and what came of them.
+    """List the actions of a session and their results.
 
     \b
     Example:
@@ -141,11 +141,11 @@ def _outcome(action: dict[str, Any]) -> str:
 def settle(
     call: CliCall, effect: str, *, outcome: str | None, failed: bool, session: str | None
 ) -> None:
-    """Say what became of an action whose outcome is not known.
+    """Record the outcome of an action whose outcome is not known.
 
-    EFFECT is its id, or four or more of its first or last digits. Find out first: look at the
-    account, the mail, the server. From then on the deed counts as done with this outcome, or as
-    one that may be tried again.
+    EFFECT is the id of the effect, or four or more of its first or last digits. Find out first:
+    look at the account, the mail or the server. Afterwards the effect counts as done with this
+    outcome, or as one that may be tried again.
 
     \b
     Example:
@@ -168,7 +168,7 @@ def settle(
 @session_option
 @click.option("--all", "all_", is_flag=True, help="Also what was answered.")
 def waiting(call: CliCall, session: str | None, *, all_: bool) -> None:
-    """List what waits for a human, in one session or, without -s, in all.
+    """List approvals that wait for an answer, of one session or, without -s, of all.
 
     \b
     Example:
@@ -199,10 +199,11 @@ def waiting(call: CliCall, session: str | None, *, all_: bool) -> None:
 @by_option
 @why_option
 def approve(call: CliCall, approval: str, *, session: str | None, by: str, why: str) -> None:
-    """Allow what an action waits for; good for one deed.
+    """Allow an action that waits for approval. The approval is valid for one action.
 
-    APPROVAL is its id, or four or more of its first or last digits. The process that asked may be
-    running, or dead: the answer is kept, and whoever makes the call again goes on with it.
+    APPROVAL is the id of the approval, or four or more of its first or last digits. The process
+    that asked may have ended: the answer is stored, and the program continues when it repeats the
+    call.
 
     \b
     Example:
@@ -218,7 +219,7 @@ def approve(call: CliCall, approval: str, *, session: str | None, by: str, why: 
 @by_option
 @why_option
 def deny(call: CliCall, approval: str, *, session: str | None, by: str, why: str) -> None:
-    """Forbid what an action waits for, and say why.
+    """Deny an action that waits for approval, with a reason.
 
     \b
     Example:
@@ -273,10 +274,10 @@ def _answer_approval(
 @session_option
 @by_option
 def comment(call: CliCall, text: str, *, session: str | None, by: str) -> None:
-    """Say something to a session while another process works on it.
+    """Add a comment to a session, even while another process works on it.
 
-    It never conflicts: the writer takes it into the journal when it next acts or commits.
-    For - it is read from standard input.
+    The comment waits in the inbox of the session. The writer adds it to the journal at its next
+    action or commit. For -, the text is read from standard input.
 
     \b
     Example:

@@ -17,10 +17,11 @@ from ortet.errors import Conflict, NotFound
 
 @group
 def agent() -> None:
-    """The resident process that makes commits fast and keeps machines alive.
+    """Control the host agent, which makes commits fast and keeps machines alive.
 
-    `ortet commit` and `ortet status` start it; it ends after 15 minutes without a request, unless
-    machines live in it. Without it, or with ORTET_AGENT=off, they do the same themselves, slower.
+    The host agent is a resident process. `ortet commit` and `ortet status` start it. It ends after
+    15 minutes without a request, unless machines live in it. Without the agent, or with
+    ORTET_AGENT=off, the commands do the same work themselves, but slower.
 
     \b
     Example:
@@ -31,7 +32,7 @@ def agent() -> None:
 
 @verb("start")
 def start(call: CliCall) -> None:
-    """Start it now, and wait until it answers.
+    """Start the host agent, and wait until it answers.
 
     \b
     Example:
@@ -45,7 +46,7 @@ def start(call: CliCall) -> None:
 @verb("stop")
 @click.option("--force", is_flag=True, help="Even if machines live in it, which then end.")
 def stop(call: CliCall, force: bool) -> None:
-    """Have it close what it holds and end.
+    """Close everything in the host agent, and end it.
 
     \b
     Example:
@@ -65,7 +66,7 @@ def stop(call: CliCall, force: bool) -> None:
 
 @verb("status")
 def status(call: CliCall) -> None:
-    """Show whether it runs, and what it holds.
+    """Show whether the host agent runs, and what it has open.
 
     \b
     Example:

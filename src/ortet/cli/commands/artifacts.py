@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @group
 def artifact() -> None:
-    """Keep things that were made, in versions, with what led to them.
+    """Store artifacts of a session in versions, with their lineage.
 
     \b
     Example:
@@ -60,9 +60,9 @@ def add(
     allow_secrets: bool,
     session: str | None,
 ) -> None:
-    """Keep a file, standard input (-) or a link.
+    """Store a file, standard input (-) or a link as an artifact.
 
-    The same name again is the next version.
+    If the name exists already, this is its next version.
 
     \b
     Example:
@@ -101,7 +101,7 @@ def _content(path: str) -> bytes:
 @session_argument_or_option
 @click.option("--all", "all_", is_flag=True, help="Every version, not only the last.")
 def artifact_ls(call: CliCall, session: str | None, *, all_: bool) -> None:
-    """List what a session made.
+    """List the artifacts of a session.
 
     \b
     Example:
@@ -121,7 +121,7 @@ def artifact_ls(call: CliCall, session: str | None, *, all_: bool) -> None:
 @click.argument("name", metavar="NAME[@VERSION]")
 @session_option
 def artifact_show(call: CliCall, name: str, *, session: str | None) -> None:
-    """Show where a thing comes from: the action, and the reason.
+    """Show the lineage of an artifact: the action that made it, and the reason.
 
     \b
     Example:
@@ -150,9 +150,9 @@ def artifact_show(call: CliCall, name: str, *, session: str | None) -> None:
 @click.option("-o", "--output", "output", metavar="FILE", help="Write it there.")
 @session_option
 def get(call: CliCall, name: str, *, output: str | None, session: str | None) -> None:
-    """Print the content of a thing, the last version unless told.
+    """Print the content of an artifact, by default of its last version.
 
-    With --json the content is in base64, unless it went into a file.
+    With --json the content is in base64, unless it is written to a file.
 
     \b
     Example:
@@ -180,9 +180,9 @@ def get(call: CliCall, name: str, *, output: str | None, session: str | None) ->
 @verb()
 @session_argument_or_option
 def orphans(call: CliCall, session: str | None) -> None:
-    """List artifacts without content, and files without artifact.
+    """List artifacts without content, and files without an artifact.
 
-    Files are those that came into the workspace since the first commit.
+    The files are those that were added to the workspace since the first commit.
 
     \b
     Example:

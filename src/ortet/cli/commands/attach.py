@@ -27,10 +27,10 @@ _SHELL = ["/bin/bash", "-i"]
 @click.argument("machine", metavar="[NAME]", required=False)
 @click.option("--shell", default="main", metavar="SHELL", help="Which of its shells; else main.")
 def attach(call: CliCall, machine: str | None, shell: str) -> None:
-    """Put this terminal at a shell of a machine that lives on.
+    """Connect this terminal to a shell of a live machine.
 
-    The shell is started at first use and goes on when you leave: with control-], or with ~. at the
-    beginning of a line. It is part of every commit of an engine that carries processes.
+    The shell is started at first use. It keeps running when you leave with control-], or with ~. at
+    the beginning of a line. It is part of every commit if the engine saves processes.
 
     \b
     Example:
@@ -79,10 +79,10 @@ def _find_or_start_shell(machine: LiveMachineInfo, name: str) -> Job:
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
 def cp(call: CliCall, source: str, target: str) -> None:
-    """Copy a file or directory into a machine that lives, or out of it.
+    """Copy a file or directory into a live machine, or out of it.
 
-    One of both is NAME:PATH; a relative PATH is in its workspace. Into a directory that is there,
-    it is copied under its own name. Owners are not kept.
+    One of the two arguments is NAME:PATH. A relative PATH is below the workspace of the machine. If
+    the target is an existing directory, the copy keeps its own name. Owners are not kept.
 
     \b
     Example:

@@ -26,8 +26,8 @@ bad_option = click.option(
 def bisect() -> None:
     """Find the commit that broke a command.
 
-    Halves what is left with every test. Each candidate is tested in a private copy: your files are
-    not touched.
+    Each test halves the number of candidates. A candidate is tested in a private copy: your files
+    are not changed.
 
     \b
     Example:
@@ -39,7 +39,7 @@ def bisect() -> None:
 @good_option
 @bad_option
 def start(call: CliCall, good: tuple[str, ...], bad: str) -> None:
-    """Begin a search that you answer yourself.
+    """Begin a search in which you answer each test yourself.
 
     \b
     Example:
@@ -67,7 +67,7 @@ def _record_verdict(call: CliCall, verdict: BisectVerdict, ref: str | None) -> N
 @verb()
 @click.argument("ref", required=False)
 def good(call: CliCall, ref: str | None) -> None:
-    """The commit under test works.
+    """Answer that the tested commit works.
 
     \b
     Example:
@@ -79,7 +79,7 @@ def good(call: CliCall, ref: str | None) -> None:
 @verb()
 @click.argument("ref", required=False)
 def bad(call: CliCall, ref: str | None) -> None:
-    """The commit under test is broken.
+    """Answer that the tested commit is broken.
 
     \b
     Example:
@@ -91,7 +91,7 @@ def bad(call: CliCall, ref: str | None) -> None:
 @verb()
 @click.argument("ref", required=False)
 def skip(call: CliCall, ref: str | None) -> None:
-    """The commit under test cannot be judged.
+    """Answer that the tested commit cannot be judged.
 
     \b
     Example:
@@ -127,10 +127,10 @@ def run(
     bad: str,
     timeout: float | None,
 ) -> None:
-    """Let a command answer: 0 is good, 125 skips, up to 124 is bad.
+    """Let a command answer: 0 is good, 125 skips, other codes up to 124 are bad.
 
-    126, 127 and above stop the search: the command itself is broken. The bad commit is tested
-    first. Without --good it goes on with the search that `bisect start` began.
+    Exit codes 126, 127 and above stop the search, because the command itself is broken. The bad
+    commit is tested first. Without --good, the search that `bisect start` began continues.
 
     \b
     Example:

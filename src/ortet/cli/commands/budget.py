@@ -29,10 +29,10 @@ def budget(
     soft: tuple[str, ...],
     more: tuple[str, ...],
 ) -> None:
-    """Show or change what a session and its forks may spend.
+    """Show or change the spending limits of a session and its forks.
 
-    A counter is tokens, usd, seconds (which counts itself) or any name of yours. A session that
-    reached a limit is paused: raise it, and go on.
+    A counter is tokens, usd, seconds (which are counted automatically) or any other name. A session
+    that reached a limit is paused: raise the limit to continue.
 
     \b
     Example:
@@ -89,10 +89,10 @@ def _budget_data(view: SessionReader) -> dict[str, Any]:
     help="What the totals are of.",
 )
 def bill(call: CliCall, since: str | None, by: Any) -> None:
-    """Add up what was spent, by agent, session, model or day.
+    """Show the amounts that were spent, by agent, session, model or day.
 
-    It counts to the second, and also what was spent by sessions that are erased or removed; days
-    are those of UTC.
+    The bill is exact to the second, and includes sessions that were erased or removed. Days are
+    days of UTC.
 
     \b
     Example:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @verb()
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(call: CliCall, shell: str) -> None:
-    """Print what makes a shell complete verbs, options and names.
+    """Print the completion script of a shell.
 
     \b
     Example:

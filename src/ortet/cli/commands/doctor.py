@@ -30,11 +30,12 @@ _ALL_SERVERS = (*_REQUIRED_SERVERS, "bucket", "valkey", "valkey cache")
     "--give-up", metavar="HOST", help="Wait no more for what a lost host has not uploaded."
 )
 def doctor(call: CliCall, clean: bool, give_up: str | None) -> None:
-    """Say what this host can do, and what to change for the rest.
+    """Check what this host supports, and say how to fix the rest.
 
-    Everything is tried for real. It needs no store and makes none. Of a store in servers, each of
-    them is asked, too: a database, a bucket, Valkey. Something is put into the bucket and deleted.
-    It ends with 0 where the store can be used as it is configured, or is not made yet.
+    Each capability is really tried. No store is needed, and none is made. If the store is in
+    servers, each of them is tested: the database, the bucket, Valkey. An object is written to the
+    bucket and deleted. The exit code is 0 if the store can be used as configured, or does not exist
+    yet.
 
     \b
     Example:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def environment(
     call: CliCall, session: str | None, *, record: bool, compare: bool, ref: str | None
 ) -> None:
-    """Show what was around a session, or how it differs now.
+    """Show the recorded environment of a session, or its differences now.
 
-    That is packages, variables, hosts and repository as they were recorded.
+    The environment has packages, variables, hosts and the repository.
 
     \b
     Example:

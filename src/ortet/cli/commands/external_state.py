@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @group
 def collab() -> None:
-    """Record and list what others see: branches, pull requests, drafts.
+    """Record and list collaborations: branches, pull requests, drafts.
 
     \b
     Example:
@@ -30,7 +30,7 @@ def collab() -> None:
 @verb("ls")
 @session_option
 def collab_ls(call: CliCall, session: str | None) -> None:
-    """List them with their status: draft, done or withdrawn.
+    """List collaborations with their status: draft, done or withdrawn.
 
     \b
     Example:
@@ -72,7 +72,7 @@ def collab_set(
     effect: str | None,
     session: str | None,
 ) -> None:
-    """Record something that others see, or change what is recorded of it.
+    """Record a collaboration, or change its record.
 
     \b
     Example:
@@ -89,7 +89,7 @@ def collab_set(
 
 @group
 def window() -> None:
-    """Record and list how many calls a service takes until when.
+    """Record and list the rate limits of services.
 
     \b
     Example:
@@ -101,7 +101,7 @@ def window() -> None:
 @verb("ls")
 @session_option
 def window_ls(call: CliCall, session: str | None) -> None:
-    """List what is known now, of all sessions of the same agent.
+    """List the known rate limits, of all sessions of the same agent.
 
     \b
     Example:
@@ -133,7 +133,7 @@ def window_set(
     limit: float | None,
     session: str | None,
 ) -> None:
-    """Record what a service said of its limit.
+    """Record the rate limit of a service.
 
     \b
     Example:
@@ -146,7 +146,7 @@ def window_set(
 
 @group
 def token() -> None:
-    """Say which secret of the vault is for which service, and get it.
+    """Record which secret of the vault is for which service, and print it.
 
     \b
     Example:
@@ -158,7 +158,7 @@ def token() -> None:
 @verb("ls")
 @session_option
 def token_ls(call: CliCall, session: str | None) -> None:
-    """List services and the names of their tokens in the vault.
+    """List services and the names of their secrets in the vault.
 
     \b
     Example:
@@ -187,7 +187,7 @@ def token_set(call: CliCall, service: str, name: str, *, session: str | None) ->
 @click.argument("service")
 @session_option
 def token_get(call: CliCall, service: str, *, session: str | None) -> None:
-    """Print the token for a service as the vault has it now.
+    """Print the token for a service from the vault.
 
     \b
     Example:
@@ -199,9 +199,10 @@ def token_get(call: CliCall, service: str, *, session: str | None) -> None:
 
 @group
 def vault() -> None:
-    """Keep secrets encrypted and outside of every commit.
+    """Store secrets encrypted and outside of every commit.
 
-    The key is $ORTET_VAULT_KEY (64 hexadecimal digits), else one made in your settings directory.
+    The key is $ORTET_VAULT_KEY (64 hexadecimal digits), or a key that is made in your settings
+    directory.
 
     \b
     Example:
@@ -214,7 +215,7 @@ def vault() -> None:
 @click.argument("name")
 @click.argument("more", nargs=-1, metavar="< FILE")
 def vault_put(call: CliCall, name: str, more: tuple[str, ...]) -> None:
-    """Keep what standard input says, without the newline at its end.
+    """Store standard input as a secret, without the newline at its end.
 
     \b
     Example:
@@ -259,7 +260,7 @@ def vault_ls(call: CliCall) -> None:
 @verb("rm")
 @click.argument("name")
 def vault_rm(call: CliCall, name: str) -> None:
-    """Destroy a secret.
+    """Delete a secret.
 
     \b
     Example:
@@ -271,7 +272,7 @@ def vault_rm(call: CliCall, name: str) -> None:
 
 @verb("rotate")
 def vault_rotate(call: CliCall) -> None:
-    """Seal every secret under another key.
+    """Encrypt every secret again with another key.
 
     With $ORTET_VAULT_KEY, set it to NEW,OLD first, and to NEW afterwards.
 

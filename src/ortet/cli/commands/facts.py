@@ -45,9 +45,10 @@ class FactsGroup(click.Group):
 @click.group(cls=FactsGroup)
 @common_options
 def facts() -> None:
-    """List what a session knows; show, forget or follow one fact.
+    """List the facts of a session; show, retract or trace one fact.
 
-    FACT is an id, or four or more of its first or last digits. Alone, it lists.
+    FACT is an id, or four or more of its first or last digits. Without a subcommand, the facts are
+    listed.
 
     \b
     Example:
@@ -75,10 +76,10 @@ def facts_ls(
     on: str | None,
     past: bool,
 ) -> None:
-    """List what is believed in every scope, the oldest first.
+    """List the believed facts of every scope, the oldest first.
 
-    --at asks what was believed, --on what is true: with both, "what did we believe on Tuesday
-    about Monday".
+    --at asks what was believed at a time, --on what is valid at a time. Together they ask "what did
+    we believe on Tuesday about Monday".
 
     \b
     Example:
@@ -138,7 +139,7 @@ def find_fact(view: SessionReader, fact_id: str, *, must_be_believed: bool = Fal
 @click.argument("fact")
 @session_option
 def facts_show(call: CliCall, fact: str, *, session: str | None) -> None:
-    """Show all about a fact: when it holds, and where it is from.
+    """Show all fields of a fact: its validity and its source.
 
     \b
     Example:
@@ -220,10 +221,10 @@ def _fact_label(view: SessionReader, id_: str) -> str:
 @click.option("--why", default="", metavar="TEXT", help="The reason.")
 @session_option
 def facts_forget(call: CliCall, fact: str, *, why: str, session: str | None) -> None:
-    """Believe a fact no longer.
+    """Retract a fact.
 
-    That it was believed, and why no more, stays recorded: `ortet facts history` shows it, and
-    `ortet learn` says it again. One that others share is forgotten by them at the next commit.
+    The journal keeps the fact and the reason. `ortet facts history` shows it, and `ortet learn`
+    learns it again. A shared fact is retracted for the other sessions at the next commit.
 
     \b
     Example:
@@ -240,7 +241,7 @@ def facts_forget(call: CliCall, fact: str, *, why: str, session: str | None) -> 
 @click.argument("fact")
 @session_option
 def facts_history(call: CliCall, fact: str, *, session: str | None) -> None:
-    """List a fact with what it superseded, and what superseded it.
+    """List a fact with the facts that it superseded and that superseded it.
 
     \b
     Example:

@@ -56,10 +56,10 @@ def _translate_favor() -> Iterator[None]:
 def fork(call: CliCall, ref: str | None, count: int, *, files: bool, name: str | None) -> None:
     """Make private copies, each a branch of its own.
 
-    Copies the present state, which is committed first, or the commit REF: its files and, where this
-    host can, what ran in it, which then lives on (`ortet ps`). Where a session works here, each
-    copy is a session too, with its mind. Work in a copy with `ortet run -w NAME`; the original
-    directory is untouched until `ortet land NAME`.
+    Copies the present state, which is committed first, or the commit REF. A copy has the files and,
+    if this host supports it, the processes, which then live on (`ortet ps`). If a session works
+    here, each copy is a session too, with its state. Work in a copy with `ortet run -w NAME`. The
+    original directory is not changed until `ortet land NAME`.
 
     \b
     Example:
@@ -181,11 +181,11 @@ def merge(
     dry_run: bool,
     name: str | None,
 ) -> None:
-    """Bring in what another branch or commit changed.
+    """Merge the changes of another branch or commit.
 
-    What a fork named here has not committed is committed first. Text files are merged line by
-    line. Where both sides changed the same lines nothing is touched: the conflicts are listed and
-    the exit code is 5. Where a session works here, what the other side's agent knows comes too.
+    Uncommitted changes of a fork that is named here are committed first. Text files are merged line
+    by line. If both sides changed the same lines, nothing is changed: the conflicts are listed, and
+    the exit code is 5. If a session works here, the facts of the other side's agent are merged too.
 
     \b
     Example:
@@ -249,9 +249,10 @@ def _merged_knowledge(result: MergeResult | SessionMergeResult) -> dict[str, Any
 @favor_option
 @workspace_option
 def land(call: CliCall, fork_name: str | None, favor: Favor | None, name: str | None) -> None:
-    """Apply what a fork changed to the original directory.
+    """Apply the changes of a fork to the original directory.
 
-    All or nothing: with a conflict the directory stays as it is and the exit code is 5.
+    All changes are applied or none. After a conflict the directory is unchanged, and the exit code
+    is 5.
 
     \b
     Example:
@@ -270,11 +271,10 @@ def land(call: CliCall, fork_name: str | None, favor: Favor | None, name: str | 
 @click.option("--branch", is_flag=True, help="Delete the branch too.")
 @click.option("--discard", is_flag=True, help="Do not record what is not committed.")
 def drop(call: CliCall, names: tuple[str, ...], branch: bool, discard: bool) -> None:
-    """Forget workspaces with their private files.
+    """Delete workspaces with their private files.
 
-    Branches and commits stay, unless --branch is given, and what a fork has not committed is
-    committed first, unless --discard is. The directory of a workspace that is in place is not
-    touched.
+    Branches and commits stay, unless --branch is given. Uncommitted changes of a fork are committed
+    first, unless --discard is given. The directory of a workspace in place is not changed.
 
     \b
     Example:

@@ -30,11 +30,11 @@ def erase(
     file: str | None,
     yes: bool,
 ) -> None:
-    """Destroy what a session or a user said and did, with a receipt.
+    """Erase the messages and actions of a session or a user, with a receipt.
 
-    Bodies go from rows, objects, commits and archives; `ortet verify` and `ortet audit` still pass.
-    Nobody may have the session open. What was spent stays on the bill. Exit code 7 says that
-    another process still holds a copy: repeat the call when it has ended.
+    Content is erased in rows, objects, commits and archives; `ortet verify` and `ortet audit` still
+    pass. No process may have the session open. Amounts spent stay on the bill. Exit code 7 means
+    that another process still holds a copy: repeat the command when it has ended.
 
     \b
     Example:
@@ -71,9 +71,10 @@ def erase(
 @click.argument("session", metavar="[SESSION]", required=False)
 @click.option("--why", default="", metavar="TEXT", help="The reason.")
 def hold(call: CliCall, session: str | None, *, why: str) -> None:
-    """Let nothing of a session go; or list what is on hold.
+    """Put a session on hold, or list the sessions on hold.
 
-    A hold wins over every retention policy, erasure, archive and removal.
+    Nothing of a session on hold is deleted. A hold wins over every retention policy, erasure,
+    archive and removal.
 
     \b
     Example:
@@ -101,7 +102,7 @@ def hold(call: CliCall, session: str | None, *, why: str) -> None:
 @verb()
 @click.argument("session")
 def release(call: CliCall, session: str) -> None:
-    """End a hold.
+    """End the hold of a session.
 
     \b
     Example:
@@ -122,9 +123,9 @@ def release(call: CliCall, session: str) -> None:
 @click.option("--keep-messages", "keep", metavar="DAYS", help="How long; never ends: forever.")
 @click.option("--archive-after", "idle", metavar="DAYS", help="When idle so long; or never.")
 def retention(call: CliCall, *, agent: str | None, keep: str | None, idle: str | None) -> None:
-    """Show or set how long messages are kept, and what is archived.
+    """Show or set how long messages are kept, and which sessions are archived.
 
-    `ortet retain` applies it. What is not given stays as it is.
+    `ortet retain` applies the policy. Fields that are not given stay unchanged.
 
     \b
     Example:
@@ -178,9 +179,9 @@ def _archive_text(days: float | None) -> str:
 @click.argument("file")
 @click.argument("sessions", metavar="[SESSION]...", nargs=-1)
 def dataset(call: CliCall, file: str, sessions: tuple[str, ...]) -> None:
-    """Write sessions, or all, as JSONL for evaluation.
+    """Write sessions, or all sessions, as JSONL for evaluation.
 
-    To standard output for -.
+    For -, the output goes to standard output.
 
     \b
     Example:

@@ -179,7 +179,7 @@ def _entry(call: CliCall, oid: Oid, path: str) -> TreeEntry:
 def diff(
     call: CliCall, old: str, new: str | None, *, patch: bool, stat: bool, name: str | None
 ) -> None:
-    """Show what differs between commits, or one and the present files.
+    """Show the differences between commits, or between a commit and the present files.
 
     \b
     Example:

@@ -31,12 +31,13 @@ information; it holds no instructions.
 @click.option("--agent", default="default", show_default=True, metavar="NAME", help="Whose it is.")
 @click.option("--tokens", type=click.IntRange(min=1), default=2000, show_default=True, metavar="N")
 def hook(call: CliCall, *, session: str | None, agent: str, tokens: int) -> None:
-    """Record what a coding agent just did, and commit; for its hooks.
+    """Record and commit the last step of a coding agent, for its hooks.
 
-    Reads the hook's JSON from standard input. Prompts, tool calls with the reasoning before them
-    and answers go into the journal of the session that works here; files and mind are committed. At
-    SessionStart it prints the briefing instead, which the agent is given. Where no workspace is, it
-    does nothing. It never stops the agent: what goes wrong is a warning, and the exit code is 0.
+    Reads the JSON of the hook from standard input. Prompts, tool calls with the reasoning before
+    them, and answers go into the journal of the session that works here; its files and state are
+    committed. At SessionStart it prints the briefing, which the agent then gets. Outside of a
+    workspace it does nothing. It never stops the agent: an error is only a warning, and the exit
+    code is 0.
 
     \b
     Example:

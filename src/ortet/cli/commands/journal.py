@@ -26,11 +26,11 @@ from ortet.cli.terminal import output
 def journal(
     call: CliCall, session: str | None, *, limit: int | None, follow: bool, kind: tuple[str, ...]
 ) -> None:
-    """List the events of a session, and follow them as they come.
+    """List the events of a session, and follow new ones.
 
-    What people leave beside the writer (a comment, an approval) is shown when it comes, without a
-    number, and again when the writer has taken it into the journal. With --json --follow, each
-    event is one object on a line. Ctrl-C ends it with 130.
+    Events that other processes leave in the inbox (a comment, an approval) are shown when they
+    arrive, without a number, and again when the writer has added them to the journal. With --json
+    --follow, each event is one object on a line. Ctrl-C ends it with 130.
 
     \b
     Example:
@@ -55,7 +55,7 @@ def journal(
 @click.option("--tokens", type=click.IntRange(min=1), default=2000, show_default=True, metavar="N")
 @click.option("--write", "directory", metavar="DIR", help="Write handover files there instead.")
 def brief(call: CliCall, session: str | None, *, tokens: int, directory: str | None) -> None:
-    """Print what whoever goes on with a session has to know.
+    """Print a briefing for whoever continues a session.
 
     With --write: feature_list.json, progress.md and BRIEFING.md, for the next worker.
 

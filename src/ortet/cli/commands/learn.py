@@ -47,11 +47,11 @@ commit_option = click.option(
 @commit_option
 @session_option
 def learn(call: CliCall, text: str | None, *, session: str | None, **given: Any) -> None:
-    """Tell a session a fact, for itself or for others.
+    """Learn a fact, for this session or for others.
 
-    Without TEXT, or for -, it is read from standard input. What is for an agent, a user or a
-    project is told to their other sessions at the next commit. Times are UTC unless they say
-    otherwise.
+    Without TEXT, or for -, it is read from standard input. A fact of an agent, a user or a project
+    is shared with their other sessions at the next commit. Times are in UTC unless they have a
+    zone.
 
     \b
     Example:
@@ -103,11 +103,12 @@ def _fact_options(call: CliCall, options: dict[str, Any]) -> dict[str, Any]:
 @all_option
 @session_option
 def episodes(call: CliCall, *, since: str | None, until: str | None, **given: Any) -> None:
-    """List what happened, the oldest first.
+    """List episodes, the oldest first.
 
     An episode ends when a session closes, compacts or reaches a milestone.
 
-    Of a session; where none works in this place and none is named, of all.
+    The episodes are those of a session. If no session works here and none is named, they are those
+    of all sessions.
 
     \b
     Example:
@@ -153,9 +154,9 @@ def milestone(
     commit: bool,
     session: str | None,
 ) -> None:
-    """Remember what happened since the last episode as one.
+    """Record the events since the last episode as one episode.
 
-    Without SUMMARY, one is made of what was said, decided and learned; for -, it is read from
+    Without SUMMARY, a summary of messages, decisions and facts is made. For -, it is read from
     standard input.
 
     \b
