@@ -27,7 +27,7 @@ EXIT_INTERRUPTED = 130
 SECTIONS: dict[str, dict[str, Sequence[str]]] = {
     "Work": {"workspace": ("init", "status", "commit", "run"), "watch": ("watch",)},
     "Attempts": {"fork": ("fork", "merge", "land", "drop"), "swarm": ("swarm",)},
-    "Machines that live on": {
+    "Live machines": {
         "machine": ("start", "ps", "spawn", "logs", "expose", "stop", "kill", "rm"),
         "attach": ("attach", "cp"),
     },
@@ -37,7 +37,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "bisect": ("bisect",),
     },
     "Look": {"history": ("log", "show", "diff"), "refs": ("branch", "tag", "reflog")},
-    "Minds": {
+    "Sessions": {
         "session": ("session", "say", "plan", "decide"),
         "journal": ("journal", "brief"),
         "environment": ("environment",),
@@ -49,21 +49,21 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "learn": ("learn", "milestone", "episodes"),
         "memory": ("memory",),
     },
-    "Deeds": {
+    "Actions": {
         "actions": ("act", "effects", "comment"),
         "artifacts": ("artifact",),
         "budget": ("budget", "bill"),
     },
-    "The world around": {
+    "External state": {
         "external_state": ("collab", "window", "token", "vault"),
         "secrets": ("secret",),
     },
     "Coding agents": {"mcp": ("mcp",), "hook": ("hook",)},
     "Runs": {"replay": ("replay", "whatif", "diff-runs")},
-    "Life of a session": {
+    "Life cycle of a session": {
         "lifecycle": ("pause", "resume", "close", "archive", "unarchive", "compact", "checkpoint"),
     },
-    "What is kept": {
+    "Governance": {
         "lifecycle": ("audit", "retain"),
         "governance": ("retention", "hold", "release", "erase", "dataset"),
     },
@@ -76,7 +76,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "agent": ("agent",),
         "completion": ("completion",),
     },
-    "Ways in": {"serve": ("serve",), "access": ("access",)},
+    "Servers": {"serve": ("serve",), "access": ("access",)},
 }
 
 

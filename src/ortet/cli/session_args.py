@@ -28,7 +28,11 @@ _SHOWN_ID_DIGITS = 8
 
 session_argument = click.argument("session", metavar="[SESSION]", required=False)
 session_option = click.option(
-    "-s", "--session", "session", metavar="SESSION", help="Its name or id; else that of this place."
+    "-s",
+    "--session",
+    "session",
+    metavar="SESSION",
+    help="The name or id of the session; by default the session of this directory.",
 )
 
 scope_option = click.option(

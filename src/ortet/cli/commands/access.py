@@ -30,12 +30,21 @@ def access() -> None:
     type=click.Choice(["read", "write", "admin"]),
     default="write",
     show_default=True,
-    help="What it may do; each includes those before it.",
+    help="The rights of the token; each includes those before it.",
 )
-@click.option("--agent", "agents", multiple=True, metavar="AGENT", help="Only sessions of these.")
-@click.option("--tenant", default="", metavar="TENANT", help="Whose store; else this one.")
-@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="How long it is valid.")
-@click.option("--no-raw", is_flag=True, help="HTTP alone: no `ortet.open` with it.")
+@click.option(
+    "--agent", "agents", multiple=True, metavar="AGENT", help="Only sessions of these agents."
+)
+@click.option(
+    "--tenant",
+    default="",
+    metavar="TENANT",
+    help="The tenant whose store the token opens; by default this store.",
+)
+@click.option(
+    "--days", type=click.FloatRange(min=0, min_open=True), help="Time for which the token is valid."
+)
+@click.option("--no-raw", is_flag=True, help="Allow HTTP requests only, not `ortet.open`.")
 def create(
     call: CliCall,
     name: str,

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from ortet.sessions.reader import SessionReader
     from ortet.sessions.table import SessionRow
 
-by_option = click.option("--by", default="", metavar="NAME", help="Who says it, if not you.")
+by_option = click.option("--by", default="", metavar="NAME", help="The author, by default you.")
 why_option = click.option("--why", default="", metavar="TEXT", help="The reason.")
 
 
 @verb()
 @session_argument
-@click.option("--unsettled", is_flag=True, help="Only those whose outcome is not known.")
+@click.option("--unsettled", is_flag=True, help="Only effects whose outcome is not known.")
 def effects(call: CliCall, session: str | None, *, unsettled: bool) -> None:
     """List the effects of a session and its forks, restored away or not.
 
@@ -85,7 +85,9 @@ def act() -> None:
 
 @verb("ls")
 @session_option
-@click.option("--state", metavar="STATE", help="Only begun, done, failed or unsettled.")
+@click.option(
+    "--state", metavar="STATE", help="Only effects in this state: begun, done, failed or unsettled."
+)
 def act_ls(call: CliCall, session: str | None, *, state: str | None) -> None:
     """List the actions of a session and their results.
 
@@ -135,8 +137,8 @@ def _outcome(action: dict[str, Any]) -> str:
 
 @verb()
 @click.argument("effect")
-@click.option("--outcome", metavar="JSON", help="What it returned; text that is no JSON is a str.")
-@click.option("--failed", is_flag=True, help="It was not done.")
+@click.option("--outcome", metavar="JSON", help="The result; text that is not JSON is a string.")
+@click.option("--failed", is_flag=True, help="The action was not performed.")
 @session_option
 def settle(
     call: CliCall, effect: str, *, outcome: str | None, failed: bool, session: str | None
@@ -166,9 +168,11 @@ def settle(
 
 @verb()
 @session_option
-@click.option("--all", "all_", is_flag=True, help="Also what was answered.")
+@click.option("--all", "all_", is_flag=True, help="Also approvals that were answered.")
 def waiting(call: CliCall, session: str | None, *, all_: bool) -> None:
-    """List approvals that wait for an answer, of one session or, without -s, of all.
+    """List approvals that wait for an answer.
+
+    Without -s, the approvals of all sessions are listed.
 
     \b
     Example:
@@ -274,7 +278,7 @@ def _answer_approval(
 @session_option
 @by_option
 def comment(call: CliCall, text: str, *, session: str | None, by: str) -> None:
-    """Add a comment to a session, even while another process works on it.
+    """Add a comment to a session, even if another process has it open.
 
     The comment waits in the inbox of the session. The writer adds it to the journal at its next
     action or commit. For -, the text is read from standard input.

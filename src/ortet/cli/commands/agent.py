@@ -17,11 +17,12 @@ from ortet.errors import Conflict, NotFound
 
 @group
 def agent() -> None:
-    """Control the host agent, which makes commits fast and keeps machines alive.
+    """Control the host agent, the process that makes commits fast.
 
-    The host agent is a resident process. `ortet commit` and `ortet status` start it. It ends after
-    15 minutes without a request, unless machines live in it. Without the agent, or with
-    ORTET_AGENT=off, the commands do the same work themselves, but slower.
+    The host agent is a resident process, which also keeps machines alive. `ortet commit` and `ortet
+    status` start it. It ends after 15 minutes without a request, unless machines live in it.
+    Without the agent, or with ORTET_AGENT=off, the commands do the same work themselves, but
+    slower.
 
     \b
     Example:
@@ -44,7 +45,7 @@ def start(call: CliCall) -> None:
 
 
 @verb("stop")
-@click.option("--force", is_flag=True, help="Even if machines live in it, which then end.")
+@click.option("--force", is_flag=True, help="Stop even if machines live in the agent. They end.")
 def stop(call: CliCall, force: bool) -> None:
     """Close everything in the host agent, and end it.
 

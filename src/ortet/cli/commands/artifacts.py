@@ -41,12 +41,21 @@ def artifact() -> None:
 
 @verb()
 @click.argument("path", metavar="FILE", required=False)
-@click.option("--as", "name", metavar="NAME", help="Call it this, wherever the file lies.")
-@click.option("--link", default="", metavar="URL", help="Keep only where it is; needs --as.")
-@click.option("--kind", default="", metavar="TEXT", help="What it is, as report or patch.")
-@click.option("--media", default="", metavar="TYPE", help="Its media type, if not by the name.")
+@click.option(
+    "--as",
+    "name",
+    metavar="NAME",
+    help="The name of the artifact, by default the path of the file.",
+)
+@click.option(
+    "--link", default="", metavar="URL", help="Store an address instead of content; needs --as."
+)
+@click.option("--kind", default="", metavar="TEXT", help="The kind, such as report or patch.")
+@click.option(
+    "--media", default="", metavar="TYPE", help="The media type; by default derived from the name."
+)
 @click.option("--why", default="", metavar="TEXT", help="The reason.")
-@click.option("--allow-secrets", is_flag=True, help="Also if it holds a secret that is known.")
+@click.option("--allow-secrets", is_flag=True, help="Accept content with a known secret.")
 @session_option
 def add(
     call: CliCall,
@@ -99,7 +108,7 @@ def _content(path: str) -> bytes:
 
 @verb("ls")
 @session_argument_or_option
-@click.option("--all", "all_", is_flag=True, help="Every version, not only the last.")
+@click.option("--all", "all_", is_flag=True, help="List every version, not only the last.")
 def artifact_ls(call: CliCall, session: str | None, *, all_: bool) -> None:
     """List the artifacts of a session.
 
@@ -121,7 +130,7 @@ def artifact_ls(call: CliCall, session: str | None, *, all_: bool) -> None:
 @click.argument("name", metavar="NAME[@VERSION]")
 @session_option
 def artifact_show(call: CliCall, name: str, *, session: str | None) -> None:
-    """Show the lineage of an artifact: the action that made it, and the reason.
+    """Show the lineage of an artifact: its action and the reason.
 
     \b
     Example:
@@ -147,7 +156,7 @@ def artifact_show(call: CliCall, name: str, *, session: str | None) -> None:
 
 @verb()
 @click.argument("name", metavar="NAME[@VERSION]")
-@click.option("-o", "--output", "output", metavar="FILE", help="Write it there.")
+@click.option("-o", "--output", "output", metavar="FILE", help="Write to this file.")
 @session_option
 def get(call: CliCall, name: str, *, output: str | None, session: str | None) -> None:
     """Print the content of an artifact, by default of its last version.

@@ -25,7 +25,9 @@ _SHELL = ["/bin/bash", "-i"]
 
 @verb()
 @click.argument("machine", metavar="[NAME]", required=False)
-@click.option("--shell", default="main", metavar="SHELL", help="Which of its shells; else main.")
+@click.option(
+    "--shell", default="main", metavar="SHELL", help="The name of the shell; by default main."
+)
 def attach(call: CliCall, machine: str | None, shell: str) -> None:
     """Connect this terminal to a shell of a live machine.
 

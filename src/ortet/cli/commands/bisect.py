@@ -117,7 +117,12 @@ def reset(call: CliCall) -> None:
 @verb(context_settings={"allow_interspersed_args": False})
 @good_option
 @bad_option
-@click.option("--timeout", type=float, metavar="SECONDS", help="Longer than this is bad.")
+@click.option(
+    "--timeout",
+    type=float,
+    metavar="SECONDS",
+    help="Time limit of a test. A test that exceeds it is bad.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     call: CliCall,
@@ -127,7 +132,7 @@ def run(
     bad: str,
     timeout: float | None,
 ) -> None:
-    """Let a command answer: 0 is good, 125 skips, other codes up to 124 are bad.
+    """Let a command answer: 0 is good, 125 skips, others are bad.
 
     Exit codes 126, 127 and above stop the search, because the command itself is broken. The bad
     commit is tested first. Without --good, the search that `bisect start` began continues.

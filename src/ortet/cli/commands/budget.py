@@ -18,9 +18,19 @@ if TYPE_CHECKING:
 
 @verb()
 @session_argument
-@click.option("--set", "hard", multiple=True, metavar="NAME=LIMIT", help="usd=5, or usd=none.")
-@click.option("--soft", multiple=True, metavar="NAME=LIMIT", help="Warn there, and go on.")
-@click.option("--raise", "more", multiple=True, metavar="NAME=AMOUNT", help="So much more.")
+@click.option(
+    "--set",
+    "hard",
+    multiple=True,
+    metavar="NAME=LIMIT",
+    help="Set a hard limit, such as usd=5, or usd=none.",
+)
+@click.option(
+    "--soft", multiple=True, metavar="NAME=LIMIT", help="Set a limit that only causes a warning."
+)
+@click.option(
+    "--raise", "more", multiple=True, metavar="NAME=AMOUNT", help="Raise a limit by this amount."
+)
 def budget(
     call: CliCall,
     session: str | None,
@@ -86,7 +96,7 @@ def _budget_data(view: SessionReader) -> dict[str, Any]:
     type=click.Choice(["agent", "session", "model", "day"]),
     default="session",
     show_default=True,
-    help="What the totals are of.",
+    help="Group the amounts by this.",
 )
 def bill(call: CliCall, since: str | None, by: Any) -> None:
     """Show the amounts that were spent, by agent, session, model or day.

@@ -23,11 +23,9 @@ _ALL_SERVERS = (*_REQUIRED_SERVERS, "bucket", "valkey", "valkey cache")
 
 
 @verb()
+@click.option("--clean", is_flag=True, help="Remove remains of crashes, and unused cached layers.")
 @click.option(
-    "--clean", is_flag=True, help="Remove what crashes left, and cached layers of nobody."
-)
-@click.option(
-    "--give-up", metavar="HOST", help="Wait no more for what a lost host has not uploaded."
+    "--give-up", metavar="HOST", help="Give up objects that a lost host has not uploaded."
 )
 def doctor(call: CliCall, clean: bool, give_up: str | None) -> None:
     """Check what this host supports, and say how to fix the rest.

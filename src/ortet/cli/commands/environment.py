@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @verb()
 @session_argument
-@click.option("--record", is_flag=True, help="Look now, and record what changed.")
-@click.option("--compare", is_flag=True, help="Look now, and say what differs from a commit.")
-@click.option("--to", "ref", metavar="REF", help="With --compare: the commit; else the head.")
+@click.option("--record", is_flag=True, help="Record the present environment.")
+@click.option("--compare", is_flag=True, help="Compare the present environment with a commit.")
+@click.option("--to", "ref", metavar="REF", help="With --compare: the commit; by default the head.")
 def environment(
     call: CliCall, session: str | None, *, record: bool, compare: bool, ref: str | None
 ) -> None:
-    """Show the recorded environment of a session, or its differences now.
+    """Show the recorded environment of a session, or its differences.
 
     The environment has packages, variables, hosts and the repository.
 

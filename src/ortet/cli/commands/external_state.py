@@ -55,11 +55,11 @@ def _collaboration_cells(collaboration: Collaboration) -> tuple[str, ...]:
 
 @verb("set")
 @click.argument("name")
-@click.option("--kind", metavar="KIND", help="Such as branch, pull_request or comment.")
-@click.option("--link", metavar="URL", help="Where others find it.")
-@click.option("--status", metavar="STATUS", help="draft, done or withdrawn.")
-@click.option("--text", metavar="TEXT", help="What was written so far; - reads standard input.")
-@click.option("--effect", metavar="ID", help="The action that made it.")
+@click.option("--kind", metavar="KIND", help="The kind, such as branch, pull_request or comment.")
+@click.option("--link", metavar="URL", help="The address where others find it.")
+@click.option("--status", metavar="STATUS", help="The status: draft, done or withdrawn.")
+@click.option("--text", metavar="TEXT", help="The text; - reads standard input.")
+@click.option("--effect", metavar="ID", help="The id of the action that made it.")
 @session_option
 def collab_set(
     call: CliCall,
@@ -120,9 +120,17 @@ def _window_cells(rate_window: RateLimitWindow) -> tuple[str, ...]:
 
 @verb("set")
 @click.argument("service")
-@click.option("--remaining", type=float, required=True, metavar="N", help="Calls that are left.")
-@click.option("--reset", type=float, required=True, metavar="TIME", help="In seconds since 1970.")
-@click.option("--limit", type=float, metavar="N", help="Calls that a whole window has.")
+@click.option(
+    "--remaining", type=float, required=True, metavar="N", help="The number of calls that are left."
+)
+@click.option(
+    "--reset",
+    type=float,
+    required=True,
+    metavar="TIME",
+    help="The time of the reset, in seconds since 1970.",
+)
+@click.option("--limit", type=float, metavar="N", help="The number of calls of a whole window.")
 @session_option
 def window_set(
     call: CliCall,

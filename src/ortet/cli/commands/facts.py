@@ -62,10 +62,12 @@ def facts() -> None:
 @verb("ls")
 @session_argument_or_option
 @scope_option
-@click.option("--about", metavar="SUBJECT", help="Only what is about this.")
-@click.option("--at", metavar="WHEN", help="What was believed then: a date, a time, or 7d (ago).")
-@click.option("--on", metavar="WHEN", help="Only what holds at that moment.")
-@click.option("--past", is_flag=True, help="What was given up, too.")
+@click.option("--about", metavar="SUBJECT", help="Only facts with this topic.")
+@click.option(
+    "--at", metavar="WHEN", help="Facts that were believed then: a date, a time, or 7d (ago)."
+)
+@click.option("--on", metavar="WHEN", help="Only facts that are valid at that time.")
+@click.option("--past", is_flag=True, help="Also facts that were retracted.")
 def facts_ls(
     call: CliCall,
     session: str | None,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 favor_option = click.option(
     "--favor",
     type=click.Choice(["ours", "theirs"]),
-    help="Which side wins where both changed the same.",
+    help="The side that wins a conflict.",
 )
 
 
@@ -49,9 +49,9 @@ def _translate_favor() -> Iterator[None]:
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="How many; 1 unless told.",
+    help="The number of copies; by default 1.",
 )
-@click.option("--files", is_flag=True, help="Without the mind of the session that works here.")
+@click.option("--files", is_flag=True, help="Do not copy the state of the session that works here.")
 @workspace_option
 def fork(call: CliCall, ref: str | None, count: int, *, files: bool, name: str | None) -> None:
     """Make private copies, each a branch of its own.
@@ -170,7 +170,7 @@ def _path(copy: Workspace) -> str | None:
 @click.argument("other")
 @favor_option
 @click.option("-m", "--message", metavar="TEXT", help="The message of the merge commit.")
-@click.option("--dry-run", is_flag=True, help="Only say what would happen.")
+@click.option("--dry-run", is_flag=True, help="Only report what would change.")
 @workspace_option
 def merge(
     call: CliCall,
@@ -269,7 +269,7 @@ def land(call: CliCall, fork_name: str | None, favor: Favor | None, name: str | 
 @verb()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("--branch", is_flag=True, help="Delete the branch too.")
-@click.option("--discard", is_flag=True, help="Do not record what is not committed.")
+@click.option("--discard", is_flag=True, help="Do not commit uncommitted changes first.")
 def drop(call: CliCall, names: tuple[str, ...], branch: bool, discard: bool) -> None:
     """Delete workspaces with their private files.
 

@@ -17,9 +17,16 @@ _EXIT_RETRY_LATER = 7  # the exit code of an error that a later retry may cure
 
 @verb()
 @click.argument("session", metavar="[SESSION]", required=False)
-@click.option("--user", metavar="NAME", help="Only what this user did or said, here or in all.")
-@click.option("--event", "seqs", type=int, multiple=True, metavar="N", help="Only these events.")
-@click.option("--receipt", "file", metavar="FILE", help="Write the signed receipt there.")
+@click.option("--user", metavar="NAME", help="Only messages and actions of this user.")
+@click.option(
+    "--event",
+    "seqs",
+    type=int,
+    multiple=True,
+    metavar="N",
+    help="Only the events with these numbers.",
+)
+@click.option("--receipt", "file", metavar="FILE", help="Write the signed receipt to this file.")
 @yes_option
 def erase(
     call: CliCall,
@@ -119,13 +126,23 @@ def release(call: CliCall, session: str) -> None:
 
 
 @verb()
-@click.option("--agent", metavar="NAME", help="Whose; all that have one, if nothing is set.")
-@click.option("--keep-messages", "keep", metavar="DAYS", help="How long; never ends: forever.")
-@click.option("--archive-after", "idle", metavar="DAYS", help="When idle so long; or never.")
+@click.option(
+    "--agent", metavar="NAME", help="The agent; by default all agents with a policy are shown."
+)
+@click.option(
+    "--keep-messages", "keep", metavar="DAYS", help="Time for which messages are kept, or forever."
+)
+@click.option(
+    "--archive-after",
+    "idle",
+    metavar="DAYS",
+    help="Archive sessions that are idle for this time, or never.",
+)
 def retention(call: CliCall, *, agent: str | None, keep: str | None, idle: str | None) -> None:
-    """Show or set how long messages are kept, and which sessions are archived.
+    """Show or set the retention policy of agents.
 
-    `ortet retain` applies the policy. Fields that are not given stay unchanged.
+    The policy says how long messages are kept, and when idle sessions are archived. `ortet retain`
+    applies it. Fields that are not given stay unchanged.
 
     \b
     Example:

@@ -24,8 +24,10 @@ PATCH_COLOURS = {"+": "green", "-": "red"}
 
 @verb()
 @click.argument("ref", default="HEAD")
-@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
-@click.option("--graph", is_flag=True, help="Draw how branches came apart and together.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Show only the newest N."
+)
+@click.option("--graph", is_flag=True, help="Draw the graph of branches and merges.")
 @workspace_option
 def log(call: CliCall, ref: str, *, limit: int | None, graph: bool, name: str | None) -> None:
     """List the commits of a branch, newest first.
@@ -174,12 +176,12 @@ def _entry(call: CliCall, oid: Oid, path: str) -> TreeEntry:
 @click.argument("old", default="HEAD")
 @click.argument("new", required=False)
 @click.option("-p", "--patch", is_flag=True, help="Show the changed lines of text files.")
-@click.option("--stat", is_flag=True, help="Only count.")
+@click.option("--stat", is_flag=True, help="Show only the number of changes.")
 @workspace_option
 def diff(
     call: CliCall, old: str, new: str | None, *, patch: bool, stat: bool, name: str | None
 ) -> None:
-    """Show the differences between commits, or between a commit and the present files.
+    """Show the differences of two commits, or of one and the present files.
 
     \b
     Example:

@@ -27,8 +27,19 @@ information; it holds no instructions.
 
 
 @verb()
-@click.option("-s", "--session", metavar="SESSION", help="Its name or id; else that of this place.")
-@click.option("--agent", default="default", show_default=True, metavar="NAME", help="Whose it is.")
+@click.option(
+    "-s",
+    "--session",
+    metavar="SESSION",
+    help="The name or id of the session; by default the session of this directory.",
+)
+@click.option(
+    "--agent",
+    default="default",
+    show_default=True,
+    metavar="NAME",
+    help="The agent that the session belongs to.",
+)
 @click.option("--tokens", type=click.IntRange(min=1), default=2000, show_default=True, metavar="N")
 def hook(call: CliCall, *, session: str | None, agent: str, tokens: int) -> None:
     """Record and commit the last step of a coding agent, for its hooks.

@@ -20,9 +20,13 @@ from ortet.cli.terminal import output
 
 @verb()
 @session_argument
-@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Only the last N.")
-@click.option("-f", "--follow", is_flag=True, help="Go on as events come, until interrupted.")
-@click.option("--kind", multiple=True, metavar="KIND", help="Only these; may be repeated.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Show only the last N."
+)
+@click.option("-f", "--follow", is_flag=True, help="Show new events until interrupted.")
+@click.option(
+    "--kind", multiple=True, metavar="KIND", help="Only events of this kind; may be repeated."
+)
 def journal(
     call: CliCall, session: str | None, *, limit: int | None, follow: bool, kind: tuple[str, ...]
 ) -> None:
@@ -53,7 +57,9 @@ def journal(
 @verb()
 @session_argument
 @click.option("--tokens", type=click.IntRange(min=1), default=2000, show_default=True, metavar="N")
-@click.option("--write", "directory", metavar="DIR", help="Write handover files there instead.")
+@click.option(
+    "--write", "directory", metavar="DIR", help="Write handover files into this directory instead."
+)
 def brief(call: CliCall, session: str | None, *, tokens: int, directory: str | None) -> None:
     """Print a briefing for whoever continues a session.
 

@@ -30,20 +30,24 @@ _COMMIT_TITLE_CHARS = 72
 """The maximum length of a commit message."""
 
 commit_option = click.option(
-    "--commit", is_flag=True, help="Commit then, which tells those who share it."
+    "--commit", is_flag=True, help="Commit afterwards, which shares the fact."
 )
 
 
 @verb()
 @click.argument("text", required=False)
-@click.option("--about", default="", metavar="SUBJECT", help="What it is about.")
+@click.option("--about", default="", metavar="SUBJECT", help="The topic.")
 @scope_option
-@click.option("--confidence", type=float, metavar="P", help="From 0 to 1; else 1.")
-@click.option("--since", metavar="WHEN", help="It holds from then on: a date, a time, or 7d (ago).")
-@click.option("--until", metavar="WHEN", help="It holds until then; 90d: for so long from now on.")
-@click.option("--source", type=int, metavar="N", help="The event that it comes from.")
-@click.option("--supersedes", metavar="FACT", help="The one that it takes the place of.")
-@click.option("--lesson", is_flag=True, help="A failure taught it.")
+@click.option(
+    "--confidence", type=float, metavar="P", help="The confidence, from 0 to 1; by default 1."
+)
+@click.option(
+    "--since", metavar="WHEN", help="Valid from this time on: a date, a time, or 7d (ago)."
+)
+@click.option("--until", metavar="WHEN", help="Valid until this time; 90d means 90 days from now.")
+@click.option("--source", type=int, metavar="N", help="The number of the source event.")
+@click.option("--supersedes", metavar="FACT", help="The id of the fact that it replaces.")
+@click.option("--lesson", is_flag=True, help="The fact is a lesson from a failure.")
 @commit_option
 @session_option
 def learn(call: CliCall, text: str | None, *, session: str | None, **given: Any) -> None:
@@ -96,9 +100,11 @@ def _fact_options(call: CliCall, options: dict[str, Any]) -> dict[str, Any]:
 
 
 @verb()
-@click.option("--since", metavar="WHEN", help="Only from then on: a date, a time, or 7d (ago).")
-@click.option("--until", metavar="WHEN", help="Only what began before.")
-@click.option("--outcome", metavar="OUTCOME", help="Only what ended so, such as done.")
+@click.option(
+    "--since", metavar="WHEN", help="Only episodes since then: a date, a time, or 7d (ago)."
+)
+@click.option("--until", metavar="WHEN", help="Only episodes that began before this time.")
+@click.option("--outcome", metavar="OUTCOME", help="Only episodes with this outcome, such as done.")
 @agent_option
 @all_option
 @session_option
@@ -141,8 +147,8 @@ def _episode_cells(episode: Episode) -> tuple[str, ...]:
 
 @verb()
 @click.argument("summary", required=False)
-@click.option("--outcome", default="", metavar="OUTCOME", help="How it ended, such as done.")
-@click.option("--importance", type=float, metavar="P", help="From 0 to 1.")
+@click.option("--outcome", default="", metavar="OUTCOME", help="The outcome, such as done.")
+@click.option("--importance", type=float, metavar="P", help="The importance, from 0 to 1.")
 @commit_option
 @session_option
 def milestone(

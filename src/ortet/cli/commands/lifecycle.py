@@ -30,10 +30,10 @@ why_option = click.option("--why", default="", metavar="TEXT", help="The reason,
 @session_argument
 @why_option
 def pause(call: CliCall, session: str | None, *, why: str) -> None:
-    """Let go of a session that a dead process left active.
+    """Release a session that a dead process left open.
 
-    In a store that hosts share, what is not committed of its private files is, so that it can go on
-    elsewhere.
+    In a shared store, uncommitted changes of its private files are committed, so that it can
+    continue on another host.
 
     \b
     Example:
@@ -50,9 +50,9 @@ def pause(call: CliCall, session: str | None, *, why: str) -> None:
 @verb()
 @session_argument
 def resume(call: CliCall, session: str | None) -> None:
-    """Make a session ready to go on.
+    """Make a session ready to continue.
 
-    An archived one is brought back, what a crash cut is closed.
+    An archived session is brought back, and actions that a crash interrupted get an outcome.
 
     \b
     Example:
@@ -76,7 +76,7 @@ def resume(call: CliCall, session: str | None) -> None:
 @session_argument
 @why_option
 def close(call: CliCall, session: str | None, *, why: str) -> None:
-    """End a session; it can still be read, and its name stays taken.
+    """Close a session. It can still be read, and its name stays taken.
 
     \b
     Example:
@@ -90,9 +90,9 @@ def close(call: CliCall, session: str | None, *, why: str) -> None:
 @verb()
 @session_argument
 def archive(call: CliCall, session: str | None) -> None:
-    """Put a session away as one verified bundle in the store.
+    """Archive a session as one verified bundle in the store.
 
-    It can still be read; `ortet unarchive` brings it back.
+    It can still be read. `ortet unarchive` brings it back.
 
     \b
     Example:
@@ -107,7 +107,7 @@ def archive(call: CliCall, session: str | None) -> None:
 @verb()
 @session_argument
 def unarchive(call: CliCall, session: str | None) -> None:
-    """Bring an archived session back: paused, or closed as it was.
+    """Bring an archived session back, paused or closed as it was before.
 
     \b
     Example:
@@ -126,12 +126,12 @@ def unarchive(call: CliCall, session: str | None) -> None:
 @verb()
 @session_argument
 @click.option("--keep-last", type=click.IntRange(min=0), default=20, show_default=True, metavar="N")
-@click.option("--summary", metavar="FILE", help="What stands for the rest; - is standard input.")
+@click.option("--summary", metavar="FILE", help="The summary; - reads standard input.")
 def compact(call: CliCall, session: str | None, *, keep_last: int, summary: str | None) -> None:
-    """Put a summary in the place of all but the newest messages.
+    """Replace all but the newest messages in context by a summary.
 
-    Nothing is deleted: the journal has all of it. Facts, decisions, deeds and the plan stay.
-    Without --summary, a plain extract is made.
+    No message is deleted from the journal. Facts, decisions, effects and the plan stay. Without
+    --summary, an extract is made.
 
     \b
     Example:
@@ -150,10 +150,17 @@ def compact(call: CliCall, session: str | None, *, keep_last: int, summary: str 
 
 @verb()
 @session_argument
-@click.option("-o", "--output", metavar="FILE", help="Write it there.")
-@click.option("--from", "source", metavar="FILE", help="Begin a session from such a record.")
-@click.option("--name", default="", metavar="NAME", help="With --from: what it is called.")
-@click.option("--agent", default="", metavar="NAME", help="With --from: whose it is.")
+@click.option("-o", "--output", metavar="FILE", help="Write to this file.")
+@click.option(
+    "--from", "source", metavar="FILE", help="Begin a session from the record in this file."
+)
+@click.option("--name", default="", metavar="NAME", help="With --from: the name of the session.")
+@click.option(
+    "--agent",
+    default="",
+    metavar="NAME",
+    help="With --from: the agent that the session belongs to.",
+)
 def checkpoint(
     call: CliCall,
     session: str | None,
@@ -163,7 +170,7 @@ def checkpoint(
     name: str,
     agent: str,
 ) -> None:
-    """Print a session as one portable record, or begin one from it.
+    """Print a session as one portable record, or begin one from a record.
 
     The record is an AgentCheckpoint in JSON; docs/agent-checkpoint.schema.json describes it.
 
@@ -200,8 +207,8 @@ def checkpoint(
 def audit(call: CliCall, session: str | None) -> None:
     """Check every link of a journal, then print who did what and why.
 
-    The last line is the hash to keep elsewhere: with it, nobody can change what was before. The
-    exit code is 8 when something is not as it was recorded.
+    The last line is the hash of the journal. If you store it elsewhere, it proves later that no
+    earlier event was changed. The exit code is 8 if the journal was changed.
 
     \b
     Example:
@@ -231,12 +238,11 @@ def _audit_lines(call: CliCall, report: object) -> list[str]:
 
 
 @verb()
-@click.option("--dry-run", is_flag=True, help="Only say what would happen.")
+@click.option("--dry-run", is_flag=True, help="Only report what would change.")
 def retain(call: CliCall, dry_run: bool) -> None:
-    """Erase, archive and trim what has had its time.
+    """Apply the retention policies of all agents: erase, archive and trim.
 
-    That is, apply the policies of all agents: `ortet retention` sets them.
-    A session on hold is left alone, whatever its policy says.
+    `ortet retention` sets the policies. A session on hold is not changed, whatever its policy says.
 
     \b
     Example:

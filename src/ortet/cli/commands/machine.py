@@ -28,15 +28,16 @@ _EARLY_EXIT_SECONDS = 0.1  # a program that cannot run has usually ended by then
 @click.option(
     "--network",
     type=click.Choice(("none", "outbound", "host")),
-    help="What they reach: nothing, others, or this host's loopback too. Kept for later.",
+    help="The network of the machines: none, other hosts, or also this host's loopback. "
+    "It is stored.",
 )
 def start(call: CliCall, names: tuple[str, ...], network: str | None) -> None:
-    """Start machines that live on, with what ran at their last commit.
+    """Start live machines, with the processes of their last commit.
 
-    NAME is a private workspace, such as a fork; without it, this directory gets a private machine
-    of its own, called like it with -live, and the directory stays untouched until `ortet land`.
-    Verbs such as commit mean the directory unless you say -w proj-live. What a dead machine had
-    changed since its last commit is committed first.
+    NAME is a private workspace, such as a fork. Without NAME, this directory gets a private machine
+    whose name is that of the directory with -live, and the directory is not changed until `ortet
+    land`. Commands such as commit mean the directory unless you give -w proj-live. Uncommitted
+    changes of a machine that died are committed first.
 
     \b
     Example:
@@ -57,9 +58,9 @@ def start(call: CliCall, names: tuple[str, ...], network: str | None) -> None:
 
 
 @verb()
-@click.option("-a", "--all", "every", is_flag=True, help="Every process, not only what was named.")
+@click.option("-a", "--all", "every", is_flag=True, help="Every process, not only named programs.")
 def ps(call: CliCall, every: bool) -> None:
-    """Show the machines that live on this host, and those found dead.
+    """List the live machines on this host, and those that died.
 
     \b
     Example:
@@ -158,10 +159,10 @@ def _job(job: dict[str, Any]) -> str:
 @click.argument("job", metavar="NAME")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def spawn(call: CliCall, job: str, command: tuple[str, ...], *, name: str | None, cwd: str) -> None:
-    """Start a program in a machine that lives on; it goes on, as NAME.
+    """Start a program in a live machine. It keeps running as NAME.
 
-    Without -w it is the private machine of this directory, which is started when it does not live.
-    One word is given to sh, several are executed as they are.
+    Without -w it is the private machine of this directory, which is started if necessary. One word
+    runs in sh, several words are executed directly.
 
     \b
     Example:
@@ -198,12 +199,12 @@ def spawn(call: CliCall, job: str, command: tuple[str, ...], *, name: str | None
 @verb()
 @click.argument("job", metavar="NAME")
 @workspace_option
-@click.option("-f", "--follow", is_flag=True, help="Go on until it ends.")
+@click.option("-f", "--follow", is_flag=True, help="Show new output until the program ends.")
 @click.option(
-    "-n", "--last", type=click.IntRange(min=0), metavar="N", help="Only the last N lines."
+    "-n", "--last", type=click.IntRange(min=0), metavar="N", help="Show only the last N lines."
 )
 def logs(call: CliCall, job: str, *, name: str | None, follow: bool, last: int | None) -> None:
-    """Show what a program has written; the last megabyte is kept.
+    """Show the output of a program. The last megabyte is kept.
 
     \b
     Example:
@@ -247,11 +248,17 @@ def _write(data: bytes) -> None:
 @verb()
 @click.argument("port", type=int)
 @workspace_option
-@click.option("--at", type=int, default=0, metavar="PORT", help="The host's port; else any free.")
+@click.option(
+    "--at",
+    type=int,
+    default=0,
+    metavar="PORT",
+    help="The port of the host; by default any free port.",
+)
 def expose(call: CliCall, port: int, name: str | None, at: int) -> None:
-    """Let connections to a loopback port of this host into a machine's PORT.
+    """Forward a loopback port of this host to PORT of a machine.
 
-    It closes with the machine.
+    The forward closes with the machine.
 
     \b
     Example:
@@ -268,11 +275,13 @@ def expose(call: CliCall, port: int, name: str | None, at: int) -> None:
 
 @verb()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("-m", "--message", default="stopped", metavar="TEXT", help="Of the commit.")
+@click.option(
+    "-m", "--message", default="stopped", metavar="TEXT", help="The message of the commit."
+)
 def stop(call: CliCall, names: tuple[str, ...], message: str) -> None:
-    """Commit machines that live, with what runs in them, then end them.
+    """Commit live machines with their processes, then end them.
 
-    `ortet start NAME` goes on from there.
+    `ortet start NAME` continues from there.
 
     \b
     Example:
@@ -286,8 +295,7 @@ def stop(call: CliCall, names: tuple[str, ...], message: str) -> None:
 def kill(call: CliCall, names: tuple[str, ...]) -> None:
     """End machines at once, without a commit.
 
-    Files that they have changed stay and are there at the next start; what ran comes back as of the
-    last commit.
+    Changed files stay and are there at the next start. Processes come back as of the last commit.
 
     \b
     Example:
@@ -323,11 +331,11 @@ def _ended_line(machine: dict[str, Any]) -> str:
 
 @verb()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--force", is_flag=True, help="Do not commit what is not committed.")
+@click.option("--force", is_flag=True, help="Do not commit uncommitted changes first.")
 def rm(call: CliCall, names: tuple[str, ...], force: bool) -> None:
-    """End machines and forget their workspaces with all private files.
+    """End machines and delete their workspaces with all private files.
 
-    What is not committed is committed first, unless --force is given. Branches stay: `ortet restore
+    Uncommitted changes are committed first, unless --force is given. Branches stay: `ortet restore
     BRANCH --to DIR` brings the files back, `ortet branch -d` deletes one.
 
     \b

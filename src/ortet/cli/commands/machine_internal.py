@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @group
 def machine() -> None:
-    """What the host agent does for `ortet start`, `stop` and the like."""
+    """Internal commands that the host agent runs for `ortet start`, `stop` and others."""
 
 
 @verb("open")
@@ -27,7 +27,7 @@ def machine() -> None:
 @click.option("--restore", is_flag=True)
 @click.option("--network", metavar="WHICH")
 def open_(call: CliCall, name: str | None, restore: bool, network: str | None) -> None:
-    """Start a machine that lives on; of a directory in place, a private one of its files."""
+    """Start a live machine; for a directory in place, a private one with its files."""
     resident = _require_daemon(call)
     workspace = _private_workspace(call, name, network)
     was = workspace.name in resident.live_machines()
@@ -78,7 +78,7 @@ def _best_engine(call: CliCall) -> str:
 @workspace_option
 @click.option("--commit", "message", metavar="TEXT")
 def close(call: CliCall, name: str, message: str | None) -> None:
-    """End a machine, after a commit when a message is given."""
+    """End a machine. With a message, commit it first."""
     resident = _require_daemon(call)
     workspace = call.workspace(name)
     info = workspace.commit(message) if message is not None else workspace.head
@@ -94,7 +94,7 @@ def close(call: CliCall, name: str, message: str | None) -> None:
 @click.argument("port", type=int)
 @click.option("--at", type=int, default=0)
 def expose(call: CliCall, name: str, port: int, at: int) -> None:
-    """Let connections to a loopback port of the host into a machine."""
+    """Forward a loopback port of the host to a machine."""
     _require_daemon(call)
     found = call.workspace(name).programs.expose(port, at=at)
     call.output.json = True
@@ -106,7 +106,7 @@ def expose(call: CliCall, name: str, port: int, at: int) -> None:
 @click.argument("commit")
 @click.option("-n", "count", type=int, default=1)
 def fork(call: CliCall, name: str, commit: str, count: int) -> None:
-    """Copies of a commit whose processes go on, to live on here."""
+    """Fork a commit with processes, and keep the forks alive."""
     from ortet.cli.commands.fork import fork_live
 
     _require_daemon(call)
@@ -119,7 +119,7 @@ def fork(call: CliCall, name: str, commit: str, count: int) -> None:
 @workspace_option
 @click.option("--discard", is_flag=True)
 def remove(call: CliCall, name: str, discard: bool) -> None:
-    """Forget a workspace with its machine and private files; its branch stays."""
+    """Delete a workspace with its machine and private files. Its branch stays."""
     resident = _require_daemon(call)
     call.hub.drop(name, discard=discard)
     live_machines.remove_record(resident.store, name)

@@ -11,13 +11,36 @@ from ortet.errors import Invalid, Unsupported
 
 
 @verb()
-@click.option("-s", "--session", metavar="SESSION", help="Its name or id; else that of this place.")
-@click.option("--agent", default="default", show_default=True, metavar="NAME", help="Whose it is.")
-@click.option("--store", metavar="URL", help="The store, if not that of this directory.")
-@click.option("--allow-destructive", is_flag=True, help="Restore, rewind, forget without asking.")
-@click.option("--http", "port", type=int, metavar="PORT", help="Listen for HTTP; 0 takes any port.")
-@click.option("--host", metavar="HOST", help="With --http: where to listen; 127.0.0.1 unless told.")
-@click.option("--no-auth", is_flag=True, help="With --http: ask for no token; on loopback only.")
+@click.option(
+    "-s",
+    "--session",
+    metavar="SESSION",
+    help="The name or id of the session; by default the session of this directory.",
+)
+@click.option(
+    "--agent",
+    default="default",
+    show_default=True,
+    metavar="NAME",
+    help="The agent that the session belongs to.",
+)
+@click.option(
+    "--store", metavar="URL", help="The URL of the store; by default the store of this directory."
+)
+@click.option(
+    "--allow-destructive", is_flag=True, help="Restore, rewind and forget without confirmation."
+)
+@click.option(
+    "--http",
+    "port",
+    type=int,
+    metavar="PORT",
+    help="Listen for HTTP on this port; 0 takes any free port.",
+)
+@click.option(
+    "--host", metavar="HOST", help="With --http: the address to listen on; by default 127.0.0.1."
+)
+@click.option("--no-auth", is_flag=True, help="With --http: require no token; on loopback only.")
 def mcp(
     call: CliCall,
     *,
@@ -32,11 +55,12 @@ def mcp(
     """Serve this directory to a coding agent, over standard streams or HTTP.
 
     The agent gets tools (commit, restore, recall, ...), resources and prompts; docs/guide/mcp.md
-    has the settings of common clients. Without a session, one named after the workspace is begun
-    when the agent first writes. It is open only during a call, so your own commands go on working.
+    has the settings of common clients. If there is no session, one named after the workspace is
+    begun when the agent first writes. The session is open only during a call, so your own commands
+    keep working.
 
-    Over HTTP, clients show a token: that in $ORTET_MCP_TOKEN, else one that is made and shown when
-    the server starts.
+    Over HTTP, clients send a token: the value of $ORTET_MCP_TOKEN, or a token that is made and
+    shown when the server starts.
 
     \b
     Example:

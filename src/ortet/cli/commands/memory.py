@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @group
 def memory() -> None:
-    """Write memory as Markdown, compare it, make facts of episodes.
+    """Export, compare, consolidate and refresh the memory of sessions.
 
     \b
     Example:
@@ -38,9 +38,9 @@ def memory() -> None:
 
 @verb("export")
 @session_argument_or_option
-@click.option("-o", "--output", metavar="FILE", help="Write it there.")
+@click.option("-o", "--output", metavar="FILE", help="Write to this file.")
 def memory_export(call: CliCall, session: str | None, *, output: str | None) -> None:
-    """Print what a session knows and went through, as Markdown.
+    """Print the facts, decisions and episodes of a session as Markdown.
 
     \b
     Example:
@@ -63,11 +63,9 @@ def memory_export(call: CliCall, session: str | None, *, output: str | None) -> 
 @click.argument("old")
 @click.argument("new", default="HEAD")
 def memory_diff(call: CliCall, old: str, new: str) -> None:
-    """Show what is believed at one place and not at another.
+    """Compare the facts of two commits, branches or sessions.
 
-    Each is a commit, a branch or a session.
-
-    What was not committed yet is not in it. NEW is HEAD if it is left out.
+    Uncommitted facts are not compared. NEW is HEAD by default.
 
     \b
     Example:
@@ -123,12 +121,12 @@ def _text_with_reason(record: Fact | Decision) -> str:
 
 @verb("consolidate")
 @click.argument("agent", default="default")
-@click.option("--dry-run", is_flag=True, help="Only say what would be learned.")
+@click.option("--dry-run", is_flag=True, help="Only report the facts that would be learned.")
 def memory_consolidate(call: CliCall, agent: str, *, dry_run: bool) -> None:
-    """Make facts of an agent's episodes, for all its sessions.
+    """Extract facts from an agent's episodes, for all its sessions.
 
-    Of sessions that were opened with a user's scope, they are for that user's. Each says which
-    event it is from. What was done is not done again, and nothing is rewritten.
+    From sessions that were opened with a user's scope, the facts are for that user. Each fact names
+    its source event. An episode is consolidated once, and existing facts are not changed.
 
     \b
     Example:
@@ -147,9 +145,9 @@ def memory_consolidate(call: CliCall, agent: str, *, dry_run: bool) -> None:
 @verb("contradictions")
 @session_argument_or_option
 def memory_contradictions(call: CliCall, session: str | None) -> None:
-    """List facts that cannot both be true, the older first.
+    """List facts that contradict each other, the older first.
 
-    Nothing is given up by itself: `ortet learn --supersedes` or `ortet facts forget` settles one.
+    No fact is retracted automatically: use `ortet learn --supersedes` or `ortet facts forget`.
 
     \b
     Example:
@@ -173,9 +171,9 @@ def memory_contradictions(call: CliCall, session: str | None) -> None:
 @verb("refresh")
 @session_argument_or_option
 def memory_refresh(call: CliCall, session: str | None) -> None:
-    """Let a session know what the memories that it shares say now.
+    """Read the newest facts of shared memories into a session.
 
-    One that was restored, and each fork, believes what they said then.
+    A session that was restored, and each fork, has the facts of its commit before.
 
     \b
     Example:

@@ -24,11 +24,11 @@ class MigrationResult(msgspec.Struct, frozen=True):
 
 @verb()
 def migrate(call: CliCall) -> None:
-    """Bring the tables of the store up to date.
+    """Update the tables of the store to the format of this release.
 
-    Whoever opens a store first with a new release does so, in one transaction: with this verb at a
-    moment that you choose, after a backup. Again, it does nothing. A store behind http:// is its
-    server's to migrate.
+    The first program of a new release that opens a store does this in one transaction. Use this
+    command to choose the moment, after a backup. A second run does nothing. A store behind http://
+    is migrated by its server.
 
     \b
     Example:

@@ -38,22 +38,26 @@ _TIERS = ("working", "episodic", "semantic")
     default=10,
     show_default=True,
     metavar="N",
-    help="At most so many.",
+    help="The maximum number of results.",
 )
-@click.option("--tier", multiple=True, type=click.Choice(_TIERS), help="Only this; repeatable.")
-@click.option("--at", metavar="WHEN", help="What could be known then: a date, a time, or 7d (ago).")
-@click.option("--on", metavar="WHEN", help="Only facts that hold at that moment.")
-@click.option("--since", metavar="WHEN", help="Only what happened from then on.")
+@click.option(
+    "--tier", multiple=True, type=click.Choice(_TIERS), help="Only this tier; may be repeated."
+)
+@click.option(
+    "--at", metavar="WHEN", help="Only memories that existed then: a date, a time, or 7d (ago)."
+)
+@click.option("--on", metavar="WHEN", help="Only facts that are valid at that time.")
+@click.option("--since", metavar="WHEN", help="Only events since this time.")
 @scope_option
 @agent_option
 @all_option
-@click.option("--explain", is_flag=True, help="Show why each was found.")
+@click.option("--explain", is_flag=True, help="Show why each result was found.")
 @session_option
 def recall(call: CliCall, query: str, *, k: int, explain: bool, **given: Any) -> None:
-    """Find what was said, what happened and what is known, the best first.
+    """Find messages, events and facts by a question, the best first.
 
-    Of a session and of the memories that it shares; where no session works in this place and none
-    is named, of all. For -, the question is read from standard input. Nothing is changed by it.
+    Searches a session and the memories that it shares. If no session works here and none is named,
+    all sessions are searched. For -, the question is read from standard input. Nothing is changed.
 
     \b
     Example:
@@ -124,16 +128,18 @@ def _scores(found: Scores) -> str:
 @verb()
 @click.argument("query", default="")
 @click.option("--tokens", type=click.IntRange(min=1), default=8000, show_default=True, metavar="N")
-@click.option("--chat", is_flag=True, help="As JSON for chat completions.")
-@click.option("--parts", is_flag=True, help="As JSON with rules apart and content in parts.")
+@click.option("--chat", is_flag=True, help="Print JSON for chat completions.")
+@click.option(
+    "--parts", is_flag=True, help="Print JSON with the system text apart and content in parts."
+)
 @session_option
 def context(
     call: CliCall, query: str, *, tokens: int, chat: bool, parts: bool, session: str | None
 ) -> None:
-    """Print what a model is to be given, with memories for QUERY.
+    """Print the context for a model, with memories for QUERY.
 
     The summary and the newest messages that fit come first, then facts and episodes that QUERY
-    recalls, with goal, plan and what is not settled.
+    recalls, with goal, plan and unsettled effects.
 
     \b
     Example:

@@ -30,7 +30,7 @@ def branch(
 ) -> None:
     """List branches and their workspaces; make, delete or rename one.
 
-    A new branch points at REF, or at HEAD. A deleted one stays in the reflog.
+    A new branch points to REF, by default HEAD. A deleted branch stays in the reflog.
 
     \b
     Example:
@@ -62,7 +62,9 @@ def branch(
 @click.argument("name", required=False)
 @click.argument("ref", required=False)
 @click.option("-d", "--delete", "delete", metavar="NAME", help="Delete a tag.")
-@click.option("-w", "--workspace", metavar="NAME", help="HEAD is that of this one, such as proj/1.")
+@click.option(
+    "-w", "--workspace", metavar="NAME", help="HEAD is the head of this workspace, such as proj/1."
+)
 def tag(
     call: CliCall, name: str | None, ref: str | None, *, delete: str | None, workspace: str | None
 ) -> None:
@@ -93,11 +95,13 @@ def tag(
 
 @verb()
 @click.argument("name", metavar="[BRANCH]", required=False)
-@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Show only the newest N."
+)
 def reflog(call: CliCall, name: str | None, limit: int | None) -> None:
-    """Show where a branch has been, newest first.
+    """Show the moves of a branch, newest first.
 
-    The first column can be used wherever a commit is asked for, also after the branch was deleted.
+    The first column can be used wherever a commit is expected, even after the branch was deleted.
 
     \b
     Example:

@@ -26,12 +26,12 @@ _WIDTH = 80
 @click.argument("session")
 @click.argument("command", metavar="[-- COMMAND...]", nargs=-1)
 def replay(call: CliCall, session: str, command: tuple[str, ...]) -> None:
-    """Show a run with what it got, or run its program against that.
+    """Show the steps of a run, or run its program against them.
 
-    With a COMMAND, the program is run and, where it opens the session by name, is given what it got
-    then: nothing is done and nothing is written. The exit code is 5, with both steps side by side,
-    when it does something else than it did, or less, and 0 when it ends where it waited for an
-    approval. Pure actions run.
+    With a COMMAND, the program runs. When it opens the session by name, each action returns the
+    recorded result: no action is performed, and nothing is written. Pure actions run. The exit code
+    is 5, with both steps side by side, if the program takes another step than recorded or ends too
+    early. It is 0 if the program ends where it waited for an approval.
 
     \b
     Example:
@@ -151,10 +151,10 @@ def _wrap(lines: list[str], width: int) -> list[str]:
 @verb()
 @click.argument("session")
 @click.argument("at", metavar="EVENT", type=click.IntRange(min=1))
-@click.option("--message", metavar="TEXT", help="What was said instead; - reads standard input.")
-@click.option("--result", metavar="JSON", help="What the action returned; no JSON is a str.")
-@click.option("--error", metavar="TEXT", help="How the action failed.")
-@click.option("--no-files", is_flag=True, help="Fork the mind only.")
+@click.option("--message", metavar="TEXT", help="The new message; - reads standard input.")
+@click.option("--result", metavar="JSON", help="The new result; text that is not JSON is a string.")
+@click.option("--error", metavar="TEXT", help="The new error of the action.")
+@click.option("--no-files", is_flag=True, help="Fork the state without files.")
 def whatif(
     call: CliCall,
     session: str,
@@ -165,10 +165,10 @@ def whatif(
     error: str | None,
     no_files: bool,
 ) -> None:
-    """Fork a session as if one message or result had been another.
+    """Fork a session with one message or result changed.
 
-    EVENT is its number in the journal. The session itself is left alone; the fork is paused, to be
-    opened by name. Files are those of the last commit before the event.
+    EVENT is its number in the journal. The session itself is not changed. The fork is paused, and
+    can be opened by name. Its files are those of the last commit before the event.
 
     \b
     Example:
@@ -203,9 +203,9 @@ def whatif(
 @click.argument("right")
 @click.option("--around", type=click.IntRange(min=0), default=3, show_default=True, metavar="N")
 def diff_runs(call: CliCall, left: str, right: str, *, around: int) -> None:
-    """Show where two sessions part, then both side by side.
+    """Show where two sessions differ, then both side by side.
 
-    Times and ids do not count. The exit code is 0 also when they differ.
+    Times and ids are not compared. The exit code is 0 even if the sessions differ.
 
     \b
     Example:

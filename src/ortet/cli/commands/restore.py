@@ -22,9 +22,13 @@ if TYPE_CHECKING:
 @verb()
 @click.argument("ref")
 @click.argument("paths", nargs=-1)
-@click.option("--only", metavar="PARTS", help="Parts to bring back, by comma: files, processes.")
+@click.option(
+    "--only", metavar="PARTS", help="The parts to restore, separated by commas: files, processes."
+)
 @click.option("--to", metavar="DIR", help="Write the files into a new directory instead.")
-@click.option("--restart", is_flag=True, help="Start services that ran then and do not come back.")
+@click.option(
+    "--restart", is_flag=True, help="Start services that ran then and cannot be restored."
+)
 @workspace_option
 def restore(
     call: CliCall,
@@ -36,10 +40,10 @@ def restore(
     restart: bool,
     name: str | None,
 ) -> None:
-    """Make the files those of a commit.
+    """Restore the files of a commit.
 
-    The whole workspace, or only PATHS (then the branch stays where it is). What was not committed
-    is committed first, so `ortet restore HEAD@{1}` undoes a restore.
+    Restores the whole workspace, or only PATHS (then the branch does not move). Uncommitted changes
+    are committed first, so `ortet restore HEAD@{1}` undoes a restore.
 
     \b
     Example:
@@ -117,9 +121,10 @@ def _print_restored(  # noqa: PLR0917 - in the order one says it
 @click.argument("count", metavar="[N]", type=int, default=1)
 @workspace_option
 def rewind(call: CliCall, count: int, name: str | None) -> None:
-    """Restore the N-th commit back on this branch; 1 unless told.
+    """Restore the N-th commit before the head of this branch.
 
-    What was not committed is committed first, so `ortet restore HEAD@{1}` undoes a rewind.
+    N is 1 by default. Uncommitted changes are committed first, so `ortet restore HEAD@{1}` undoes a
+    rewind.
 
     \b
     Example:

@@ -14,9 +14,9 @@ from ortet.vault.vault import format_expiry, is_expired
 
 @group
 def secret() -> None:
-    """Keep what commands are given by name: `ortet run --secret NAME`.
+    """Store secrets that commands get by name: `ortet run --secret NAME`.
 
-    Secrets are entries of the vault. A commit in which one is found is refused.
+    Secrets are entries of the vault. A commit that contains one is refused.
 
     \b
     Example:
@@ -28,9 +28,9 @@ def secret() -> None:
 @verb("set")
 @click.argument("name")
 @click.argument("more", nargs=-1, metavar="< FILE")
-@click.option("--expires", metavar="TIME", help="As 90d, 12h or 2027-01-31 (UTC); then it ends.")
+@click.option("--expires", metavar="TIME", help="The expiry, such as 90d, 12h or 2027-01-31 (UTC).")
 def secret_set(call: CliCall, name: str, more: tuple[str, ...], *, expires: str | None) -> None:
-    """Keep what standard input says, without the newline at its end.
+    """Store standard input as a secret, without the newline at its end.
 
     \b
     Example:
@@ -46,7 +46,7 @@ def secret_set(call: CliCall, name: str, more: tuple[str, ...], *, expires: str 
 
 
 @verb("ls")
-@click.option("--long", is_flag=True, help="With when each ends.")
+@click.option("--long", is_flag=True, help="Show the expiry of each secret.")
 def secret_ls(call: CliCall, *, long: bool) -> None:
     """List the names of secrets.
 
@@ -77,7 +77,7 @@ def _row(one: dict[str, Any]) -> tuple[str, str]:
 @verb("rm")
 @click.argument("name")
 def secret_rm(call: CliCall, name: str) -> None:
-    """Destroy a secret.
+    """Delete a secret.
 
     \b
     Example:

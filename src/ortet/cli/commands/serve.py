@@ -20,19 +20,32 @@ if TYPE_CHECKING:
 @verb()
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=7878, show_default=True)
-@click.option("--no-auth", is_flag=True, help="Ask for no token; on loopback only.")
-@click.option("--allow-host", multiple=True, metavar="NAME", help="Another name of this server.")
-@click.option("--allow-run", is_flag=True, help="Let tokens that may write run commands here.")
+@click.option("--no-auth", is_flag=True, help="Require no token; on loopback only.")
+@click.option(
+    "--allow-host", multiple=True, metavar="NAME", help="A further host name of this server."
+)
+@click.option(
+    "--allow-run",
+    is_flag=True,
+    help="Allow tokens with the right write to run commands on this host.",
+)
 @click.option(
     "--ray",
     metavar="CLUSTER",
-    help="ray, or ray://HOST:PORT: where swarms that say on=ray run; else nowhere.",
+    help="The cluster for swarms with on=ray: ray, or ray://HOST:PORT; by default none.",
 )
 @click.option(
-    "--behind", multiple=True, metavar="ADDRESS", help="A proxy whose X-Forwarded-For is believed."
+    "--behind",
+    multiple=True,
+    metavar="ADDRESS",
+    help="The address of a proxy whose X-Forwarded-For is trusted.",
 )
 @click.option(
-    "--limit", "limits", multiple=True, metavar="NAME=VALUE", help="As [serve] in config.toml."
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A setting as in [serve] of config.toml.",
 )
 def serve(
     call: CliCall,
@@ -46,10 +59,11 @@ def serve(
     behind: tuple[str, ...],
     limits: tuple[str, ...],
 ) -> None:
-    """Serve the store over HTTP: every verb, live events, a page for people.
+    """Serve the store over HTTP: every command, live events, and a web page.
 
-    Who asks shows a token: `ortet access create` makes one. Stopped with Ctrl-C, it lets requests
-    end, and sessions go; a second time, it ends at once. docs/guide/serving.md says more.
+    Clients send a token, which `ortet access create` makes. Ctrl-C stops the server after open
+    requests have ended and sessions are released. A second Ctrl-C ends it at once.
+    docs/guide/serving.md says more.
 
     \b
     Example:

@@ -32,7 +32,7 @@ _STATES = ("open", "active", "paused", "closed", "archived")
 
 @group
 def session() -> None:
-    """Begin, list, show and remove sessions: the minds of agents.
+    """Begin, list, show and remove the sessions of agents.
 
     \b
     Example:
@@ -44,19 +44,33 @@ def session() -> None:
 
 @verb()
 @click.argument("name")
-@click.option("--goal", default="", metavar="TEXT", help="What it is to achieve.")
-@click.option("--agent", default="default", show_default=True, metavar="NAME", help="Whose it is.")
-@click.option("-w", "--workspace", "directory", metavar="DIR", help="Its commits hold these files.")
+@click.option("--goal", default="", metavar="TEXT", help="The goal of the session.")
 @click.option(
-    "--budget", multiple=True, metavar="NAME=LIMIT", help="Such as usd=5; may be repeated."
+    "--agent",
+    default="default",
+    show_default=True,
+    metavar="NAME",
+    help="The agent that the session belongs to.",
 )
-@click.option("--profile", metavar="NAME", help="chatbot, assistant, worker or enterprise.")
-@click.option("--parent", metavar="SESSION", help="It works for this one, inside its budget.")
+@click.option(
+    "-w",
+    "--workspace",
+    "directory",
+    metavar="DIR",
+    help="The directory whose files its commits contain.",
+)
+@click.option(
+    "--budget", multiple=True, metavar="NAME=LIMIT", help="A limit such as usd=5; may be repeated."
+)
+@click.option(
+    "--profile", metavar="NAME", help="The profile: chatbot, assistant, worker or enterprise."
+)
+@click.option("--parent", metavar="SESSION", help="The parent session, whose budget it uses.")
 @click.option(
     "--scope",
     multiple=True,
     metavar="SCOPE",
-    help="It shares what is known for user:X, project:X; repeatable.",
+    help="A scope of shared memory, user:X or project:X; may be repeated.",
 )
 def new(
     call: CliCall,
@@ -70,7 +84,7 @@ def new(
     parent: str | None,
     scope: tuple[str, ...],
 ) -> None:
-    """Begin a session, or go on with the one of this name.
+    """Begin a session, or open the session of this name.
 
     \b
     Example:
@@ -114,8 +128,10 @@ def _is_foreign_branch(hub: Hub, branch: str) -> bool:
 
 
 @verb()
-@click.option("--agent", metavar="NAME", help="Only those of this agent.")
-@click.option("--status", type=click.Choice(_STATES), metavar="STATUS", help="Only these.")
+@click.option("--agent", metavar="NAME", help="Only sessions of this agent.")
+@click.option(
+    "--status", type=click.Choice(_STATES), metavar="STATUS", help="Only sessions with this status."
+)
 def ls(call: CliCall, agent: str | None, status: str | None) -> None:
     """List sessions, oldest first.
 
@@ -145,7 +161,7 @@ def _cells(row: SessionRow) -> tuple[str, ...]:
 @verb()
 @session_argument
 def show(call: CliCall, session: str | None) -> None:
-    """Show where a session stands: goal, plan, what it knows, what it spent.
+    """Show the state of a session: goal, plan, facts, amounts spent.
 
     \b
     Example:
@@ -205,10 +221,10 @@ def _amounts(found: dict[str, float]) -> str:
 @click.argument("name", metavar="SESSION")
 @yes_option
 def rm(call: CliCall, name: str, *, yes: bool) -> None:
-    """Remove a session with its events; nobody may have it open.
+    """Remove a session with its events. No process may have it open.
 
-    Commits stay in the reflog until that expires and a sweep frees them. To destroy what was said
-    at once, and with a receipt, erase it first.
+    Commits stay in the reflog until it expires and a sweep frees them. To erase content at once and
+    with a receipt, use `ortet erase` first.
 
     \b
     Example:
@@ -226,13 +242,13 @@ for _command in (new, ls, show, rm):
 
 @verb()
 @click.argument("text", required=False)
-@click.option("--role", default="user", show_default=True, help="Who speaks.")
+@click.option("--role", default="user", show_default=True, help="The role of the speaker.")
 @session_option
 def say(call: CliCall, text: str | None, *, role: str, session: str | None) -> None:
     """Add a message to a session.
 
-    Without TEXT, or for -, it is read from standard input. A session that another process works
-    on takes `ortet comment`.
+    Without TEXT, or for -, it is read from standard input. If another process works on the session,
+    use `ortet comment`.
 
     \b
     Example:
@@ -247,10 +263,10 @@ def say(call: CliCall, text: str | None, *, role: str, session: str | None) -> N
 
 @verb()
 @click.argument("steps", nargs=-1)
-@click.option("--advance", is_flag=True, help="On to the next step.")
+@click.option("--advance", is_flag=True, help="Make the next step the current one.")
 @session_option
 def plan(call: CliCall, steps: tuple[str, ...], *, advance: bool, session: str | None) -> None:
-    """Show the plan, make a new one, or go on to the next step.
+    """Show the plan, replace it, or advance to the next step.
 
     \b
     Example:
@@ -282,12 +298,14 @@ def _plan_lines(steps: list[str], step: int) -> list[str]:
 @verb()
 @click.argument("text")
 @click.option("--why", default="", metavar="TEXT", help="The reason.")
-@click.option("--instead-of", multiple=True, metavar="TEXT", help="A road not taken; repeatable.")
+@click.option(
+    "--instead-of", multiple=True, metavar="TEXT", help="A rejected option; may be repeated."
+)
 @session_option
 def decide(
     call: CliCall, text: str, *, why: str, instead_of: tuple[str, ...], session: str | None
 ) -> None:
-    """Record a decision with its reason and the roads not taken.
+    """Record a decision with its reason and the rejected options.
 
     \b
     Example:

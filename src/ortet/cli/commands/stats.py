@@ -68,12 +68,12 @@ class StoreUsage(msgspec.Struct, frozen=True):
 
 
 @verb()
-@click.option("--quick", is_flag=True, help="Do not look into commits: no ratio is told.")
+@click.option("--quick", is_flag=True, help="Do not read commits, and show no ratio.")
 def stats(call: CliCall, quick: bool) -> None:
-    """Show how much the store holds, what it saves, and what took long.
+    """Show the size of the store, its savings, and the slowest calls.
 
-    Of a store that hosts share, also what is on this host only: what it has read, and what waits to
-    be uploaded. The slowest calls are those of this host, in a week.
+    For a shared store, also show the data that is only on this host: cached objects, and objects
+    that wait for their upload. The slowest calls are those of this host, in a week.
 
     \b
     Example:

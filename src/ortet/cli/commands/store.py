@@ -24,7 +24,7 @@ AGE_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 def verify(call: CliCall) -> None:
     """Recompute every hash and follow every reference.
 
-    Nothing is repaired by guessing; the exit code is 8 when something is wrong.
+    Nothing is repaired by guessing. The exit code is 8 if the store is damaged.
 
     \b
     Example:
@@ -54,14 +54,16 @@ def _problem_lines(problems: Sequence[Mapping[str, str]]) -> Iterator[str]:
 
 
 @verb()
-@click.option("--dry-run", is_flag=True, help="Only say what could be freed.")
-@click.option("--expire", metavar="AGE", help="First forget reflog older than this, such as 30d.")
+@click.option("--dry-run", is_flag=True, help="Only report what could be freed.")
+@click.option(
+    "--expire", metavar="AGE", help="First delete reflog entries older than this, such as 30d."
+)
 def sweep(call: CliCall, dry_run: bool, expire: str | None) -> None:
     """Free the objects that nothing refers to any more.
 
-    What a branch, tag, reflog entry or running writer refers to stays.
+    Objects of a branch, tag, reflog entry or running writer stay.
 
-    Safe beside running writers. Cached files of forks that are gone go too.
+    Running writers are not disturbed. Cached files of deleted forks are removed too.
 
     \b
     Example:
@@ -81,11 +83,13 @@ def sweep(call: CliCall, dry_run: bool, expire: str | None) -> None:
 @verb()
 @click.argument("words", metavar="REF... FILE", nargs=-1)
 @click.option(
-    "--format", type=click.Choice(FORMATS), help="Of a session: as its messages, or spans."
+    "--format",
+    type=click.Choice(FORMATS),
+    help="Export a session in this format: its messages, or spans.",
 )
-@click.option("-o", "--output", metavar="FILE", help="With --format: write it there.")
-@click.option("--whole", is_flag=True, help="With --format: also what was compacted.")
-@click.option("--content", is_flag=True, help="With --format otel: also what was said.")
+@click.option("-o", "--output", metavar="FILE", help="With --format: write to this file.")
+@click.option("--whole", is_flag=True, help="With --format: include messages that were compacted.")
+@click.option("--content", is_flag=True, help="With --format otel: include the text of messages.")
 def export(
     call: CliCall,
     words: tuple[str, ...],
@@ -95,10 +99,10 @@ def export(
     whole: bool,
     content: bool,
 ) -> None:
-    """Write commits, with all they need, into one file.
+    """Write commits, with all their objects, into one file.
 
-    With --format, write what was said in a session: as messages that a model API takes, or as spans
-    of OpenTelemetry; to standard output without -o.
+    With --format, write the conversation of a session as messages for a model API, or its events as
+    spans of OpenTelemetry; without -o, to standard output.
 
     \b
     Example:
@@ -131,10 +135,17 @@ def export(
 @verb("import")
 @click.argument("file", required=False)
 @click.option("--from", "tool", type=click.Choice(TOOLS), help="FILE is a transcript of this tool.")
-@click.option("--all", "everything", is_flag=True, help="With --from: all that the tool has.")
-@click.option("--name", metavar="NAME", help="With --from: call the session so.")
-@click.option("--agent", default="default", metavar="NAME", help="With --from: whose it is.")
-@click.option("--dry-run", is_flag=True, help="With --from: only say what would be taken in.")
+@click.option(
+    "--all", "everything", is_flag=True, help="With --from: import all transcripts of the tool."
+)
+@click.option("--name", metavar="NAME", help="With --from: the name of the session.")
+@click.option(
+    "--agent",
+    default="default",
+    metavar="NAME",
+    help="With --from: the agent that the session belongs to.",
+)
+@click.option("--dry-run", is_flag=True, help="With --from: only report what would be imported.")
 def import_(
     call: CliCall,
     file: str | None,
@@ -145,11 +156,12 @@ def import_(
     agent: str,
     dry_run: bool,
 ) -> None:
-    """Take in the commits of a bundle, or a transcript of a coding agent.
+    """Import the commits of a bundle, or a transcript of a coding agent.
 
-    Everything is verified before a branch is made. A branch whose name is taken gets a number. A
-    transcript becomes a session, and the same one again adds what is new in it; FILE may be a
-    directory of them, and without one it is the newest of this directory, where the tool keeps it.
+    A bundle is verified as a whole before a branch is made. A branch whose name is taken gets a
+    number. A transcript becomes a session, and importing it again adds its new messages. FILE may
+    be a directory of transcripts. Without FILE, the tool's newest transcript of this directory is
+    imported.
 
     \b
     Example:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @group
 def swarm() -> None:
-    """Try many times at once and keep the best.
+    """Make many attempts at once and keep the best.
 
     \b
     Example:
@@ -37,7 +37,9 @@ def swarm() -> None:
 
 @verb()
 @session_option
-@click.option("--from", "at", metavar="REF", help="The commit to begin at; else what is here now.")
+@click.option(
+    "--from", "at", metavar="REF", help="The commit to begin at; by default the present state."
+)
 @click.option("-n", "count", type=click.IntRange(min=1), default=8, show_default=True, metavar="N")
 @click.option(
     "--parallel",
@@ -45,12 +47,13 @@ def swarm() -> None:
     default=2,
     show_default=True,
     metavar="N",
-    help="How many run at once.",
+    help="The number of attempts that run at once.",
 )
 @click.option(
     "--score",
     metavar="CMD",
-    help="Run in each fork: the number it prints last, else its exit code, 0 being best.",
+    help="The command that scores a fork: by the number it prints last, else by its exit code, "
+    "where 0 is best.",
 )
 @click.option(
     "--keep",
@@ -59,17 +62,31 @@ def swarm() -> None:
     metavar="K",
     help="1: adopt the best; more: leave the K best as forks; 0: none; merge or merge:K.",
 )
-@click.option("--timeout", type=float, metavar="SECONDS", help="For each attempt.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="The time limit of each attempt.")
 @click.option(
-    "--budget", "limits", multiple=True, metavar="NAME=N", help="Each attempt's share, as usd=0.5."
+    "--budget",
+    "limits",
+    multiple=True,
+    metavar="NAME=N",
+    help="The budget of each attempt, such as usd=0.5.",
 )
-@click.option("--stop-at", type=float, metavar="SCORE", help="End all when one has this score.")
-@click.option("--harvest", is_flag=True, help="Learn what the losers learned.")
-@click.option("--keep-losers", is_flag=True, help="Leave the other forks too.")
-@click.option("--name", metavar="NAME", help="To go on with it when this process is killed.")
-@click.option("--on", metavar="CLUSTER", help="ray, or ray://HOST:PORT: on the nodes of a cluster.")
 @click.option(
-    "--need", "needs", multiple=True, metavar="NAME=N", help="Of such a node, as cpu=2; repeatable."
+    "--stop-at", type=float, metavar="SCORE", help="End all attempts when one has this score."
+)
+@click.option("--harvest", is_flag=True, help="Also learn the facts of the other attempts.")
+@click.option("--keep-losers", is_flag=True, help="Keep the other forks too.")
+@click.option(
+    "--name", metavar="NAME", help="The name of the swarm, to continue it after an interruption."
+)
+@click.option(
+    "--on", metavar="CLUSTER", help="Run on the nodes of a cluster: ray, or ray://HOST:PORT."
+)
+@click.option(
+    "--need",
+    "needs",
+    multiple=True,
+    metavar="NAME=N",
+    help="A resource that an attempt needs, such as cpu=2; may be repeated.",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(
@@ -91,11 +108,11 @@ def run(
     on: str | None,
     needs: tuple[str, ...],
 ) -> None:
-    """Run a command in N forks, score them, adopt the best.
+    """Run a command in N forks, score them, and adopt the best.
 
-    Each finds ORTET_ATTEMPT, from 0, and ORTET_SESSION in its environment. One word is given to sh,
-    several are executed as they are. A swarm that was killed goes on when it is run again with the
-    same --name. With --json: a line for each attempt that has ended, then one for all.
+    The variables of each fork have ORTET_ATTEMPT, from 0, and ORTET_SESSION. One word runs in sh,
+    several words are executed directly. A swarm that was killed continues when it is run again with
+    the same --name. With --json: one line for each attempt that has ended, then one for all.
 
     \b
     Example:
@@ -154,9 +171,9 @@ def ls(call: CliCall, session: str | None) -> None:
 @session_option
 @click.argument("name", required=False)
 def show(call: CliCall, name: str | None, session: str | None) -> None:
-    """Show the attempts of a swarm; a * is before those that were kept.
+    """Show the attempts of a swarm. A * marks those that were kept.
 
-    It is the newest swarm unless told.
+    Without a name, it is the newest swarm.
 
     \b
     Example:

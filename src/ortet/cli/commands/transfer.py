@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 @click.argument("url")
 @click.argument("directory", metavar="[DIR]", required=False)
 def clone(call: CliCall, url: str, directory: str | None) -> None:
-    """Make a store in DIR with all branches and tags of another.
+    """Copy all branches and tags of another store into a new store in DIR.
 
-    Without DIR it is made here, in a directory named as that one.
+    Without DIR, the new store is here, in a directory named after the other.
 
-    URL is the directory of a store, http://HOST:PORT of a server, postgresql://… of a store that
-    hosts share, or the file of a bundle. When it is interrupted, the same again goes on: nothing
-    travels twice.
+    URL is the directory of a store, http://HOST:PORT of a server, postgresql://… of a shared store,
+    or the file of a bundle. Run the same command again to continue after an interruption: no object
+    is copied twice.
 
     \b
     Example:
@@ -50,10 +50,11 @@ def clone(call: CliCall, url: str, directory: str | None) -> None:
 @click.argument("url")
 @click.argument("refs", metavar="[REF]...", nargs=-1)
 def pull(call: CliCall, url: str, refs: tuple[str, ...]) -> None:
-    """Bring branches and tags of another store here, these or all.
+    """Copy branches and tags of another store to this one.
 
-    Only what is missing travels, and is verified. A branch that has gone on there goes on here; one
-    that is another here, or that you work on, gets a number.
+    Copies the given names, by default all. Only missing objects are copied, and they are verified.
+    A branch moves if its new head follows its present head. A branch that has diverged here, or
+    that you work on, is copied under a name with a number.
 
     \b
     Example:
@@ -72,11 +73,11 @@ def pull(call: CliCall, url: str, refs: tuple[str, ...]) -> None:
 @click.argument("url")
 @click.argument("refs", metavar="[REF]...", nargs=-1)
 def push(call: CliCall, url: str, refs: tuple[str, ...]) -> None:
-    """Send branches and tags to another store, these or all.
+    """Copy branches and tags of this store to another.
 
-    Only what is missing there travels, and is verified. A branch that is another there, or that
-    somebody works on there, is refused, and nothing is sent. A name that ends with .bundle is that
-    of a file, which is written whole.
+    Copies the given names, by default all. Only missing objects are copied, and they are verified.
+    If a branch has diverged there, or somebody works on it there, the push is refused and nothing
+    is sent. A name that ends with .bundle is a file, which is written as a whole.
 
     \b
     Example:

@@ -25,9 +25,17 @@ if TYPE_CHECKING:
 @verb()
 @click.argument("name")
 @click.argument("text", required=False)
-@click.option("--agent", default="default", show_default=True, metavar="NAME", help="Whose it is.")
-@click.option("--role", default="user", show_default=True, help="Who speaks.")
-@click.option("--reply", metavar="COMMAND", help="Its output is the answer; sh runs it.")
+@click.option(
+    "--agent",
+    default="default",
+    show_default=True,
+    metavar="NAME",
+    help="The agent that the session belongs to.",
+)
+@click.option("--role", default="user", show_default=True, help="The role of the speaker.")
+@click.option(
+    "--reply", metavar="COMMAND", help="The command, run by sh, whose output is the answer."
+)
 @click.option("--tokens", type=click.IntRange(min=1), default=8000, show_default=True, metavar="N")
 def turn(
     call: CliCall,
@@ -39,11 +47,12 @@ def turn(
     reply: str | None,
     tokens: int,
 ) -> None:
-    """Serve one turn of a conversation: say, answer, commit, let go.
+    """Record one turn of a conversation, with the answer of a command.
 
-    The session is opened by name, or begun. Without TEXT, or for -, standard input is the message.
-    The COMMAND gets the newest messages that fit, behind a summary if there is one, as one JSON
-    object on its standard input: session, goal, messages. When it fails, what was said stays said.
+    The session is opened by name, or begun, and released at the end. Without TEXT, or for -,
+    standard input is the message. The COMMAND gets the newest messages that fit, after a summary if
+    there is one, as one JSON object on its standard input: session, goal, messages. If it fails,
+    the recorded messages stay.
 
     \b
     Example:
@@ -84,12 +93,18 @@ def _run_reply_command(session: Session, command: str, tokens: int) -> str:
 
 @verb()
 @session_argument
-@click.option("-o", "--output", metavar="FILE", help="Write it there.")
-@click.option("--check", "source", metavar="FILE", help="Say whether a record can be gone on with.")
+@click.option("-o", "--output", metavar="FILE", help="Write to this file.")
+@click.option(
+    "--check",
+    "source",
+    metavar="FILE",
+    help="Check whether a session can continue from this record.",
+)
 def carry(call: CliCall, session: str | None, *, output: str | None, source: str | None) -> None:
-    """Print a session as signed text that a client keeps.
+    """Print a session as a carry token, signed text for a client.
 
-    With --check, exit code 6 says that the text was changed, 5 that the session has gone on since.
+    With --check, exit code 6 means that the text was changed, and 5 that the session has continued
+    since.
 
     \b
     Example:

@@ -29,7 +29,7 @@ _F = Callable[..., Any]
 def _options(function: _F) -> _F:
     options = [
         click.argument("count", metavar="[N]", type=int, default=1),
-        click.option("--dry-run", is_flag=True, help="Only show what would change."),
+        click.option("--dry-run", is_flag=True, help="Only report what would change."),
         session_option,
         workspace_option,
     ]
@@ -43,14 +43,12 @@ def _options(function: _F) -> _F:
 def undo(
     call: CliCall, count: int, *, dry_run: bool, session: str | None, name: str | None
 ) -> None:
-    """Go back to before the last thing that moved this branch.
+    """Undo the last move of this branch, files and state together.
 
-    Files and mind go together.
-
-    A commit, restore, rewind, merge, land or adopt is undone; files that are not committed are the
-    first thing to be. N of them at once; `ortet undo` twice undoes two. Nothing is lost: what was
-    not committed is committed first, and `ortet redo` goes forth again. Deeds stay done, and it
-    says which.
+    The moves are commit, restore, rewind, merge, land and adopt. Uncommitted changes count as the
+    first move. Give N to undo several at once; `ortet undo` twice undoes two. Nothing is lost:
+    uncommitted changes are committed first, and `ortet redo` takes an undo back. Effects of actions
+    stay, and the command lists them.
 
     \b
     Example:
@@ -66,9 +64,9 @@ def undo(
 def redo(
     call: CliCall, count: int, *, dry_run: bool, session: str | None, name: str | None
 ) -> None:
-    """Do again what `ortet undo` took back.
+    """Redo what `ortet undo` took back.
 
-    That can be done as long as nothing else was done since.
+    This is not possible after a new move of the branch.
 
     \b
     Example:

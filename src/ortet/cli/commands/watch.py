@@ -28,7 +28,7 @@ _SECONDS_RANGE = click.FloatRange(min=0)
     default=_DEFAULT_TIMING.settle,
     show_default=True,
     metavar="SECONDS",
-    help="Commit when nothing has changed for so long.",
+    help="Commit when nothing has changed for this time.",
 )
 @click.option(
     "--at-most",
@@ -36,7 +36,7 @@ _SECONDS_RANGE = click.FloatRange(min=0)
     default=_DEFAULT_TIMING.at_most,
     show_default=True,
     metavar="SECONDS",
-    help="Where changes never end, commit after so long.",
+    help="Commit after this time even if changes do not end.",
 )
 @click.option(
     "--every",
@@ -44,12 +44,16 @@ _SECONDS_RANGE = click.FloatRange(min=0)
     default=_DEFAULT_TIMING.every,
     show_default=True,
     metavar="SECONDS",
-    help="Look so often where the system does not tell of changes.",
+    help="Scan at this interval if the system reports no changes.",
 )
 @click.option(
-    "-m", "--message", default="", metavar="TEXT", help="Of each commit; else what changed."
+    "-m",
+    "--message",
+    default="",
+    metavar="TEXT",
+    help="The message of each commit; by default the changes.",
 )
-@click.option("--once", is_flag=True, help="End after one commit.")
+@click.option("--once", is_flag=True, help="End after the first commit.")
 @workspace_option
 def watch(
     call: CliCall,
@@ -62,11 +66,11 @@ def watch(
     once: bool,
     name: str | None,
 ) -> None:
-    """Commit a workspace by itself, whenever its files have settled.
+    """Commit a workspace automatically when its files have settled.
 
-    What `.ortetignore` names does not count. What is in the way (a full disk, a directory that is
-    gone, a secret in a file) is told, and tried again until it works. Ctrl-C, or SIGTERM, commits
-    what is there and ends with 0. With --json each commit is one object on a line.
+    Paths in `.ortetignore` do not count. An obstacle (a full disk, a missing directory, a secret in
+    a file) is reported, and the commit is tried again until it works. Ctrl-C or SIGTERM commits the
+    present state and ends with 0. With --json each commit is one object on a line.
 
     \b
     Example:

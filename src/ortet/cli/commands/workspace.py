@@ -22,16 +22,20 @@ if TYPE_CHECKING:
 
 
 @verb()
-@click.option("--store", metavar="DIR", help="Keep history in DIR, or in servers, by their URL.")
-@click.option("--name", metavar="NAME", help="Call the workspace so, not like the directory.")
+@click.option(
+    "--store", metavar="DIR", help="Store the history in DIR, or in servers, by their URL."
+)
+@click.option(
+    "--name", metavar="NAME", help="The name of the workspace; by default that of the directory."
+)
 def init(call: CliCall, store: str | None, name: str | None) -> None:
     """Make this directory a workspace.
 
-    Leaves one file, .ortet, that says where its history is. Running it again is harmless.
+    Writes one file, .ortet, which says where the history is. A second run is harmless.
 
-    Without --store or $ORTET_URL, history is in your data directory. An address never holds a
-    password: those of PostgreSQL are in ~/.pgpass or $PGPASSWORD, of a bucket in $AWS_..., of
-    `ortet serve` in $ORTET_TOKEN. docs/guide/scale-out.md has all of them.
+    Without --store or $ORTET_URL, the history is in your data directory. A URL never contains a
+    password: passwords of PostgreSQL are in ~/.pgpass or $PGPASSWORD, keys of a bucket in $AWS_...,
+    the token of `ortet serve` in $ORTET_TOKEN. docs/guide/scale-out.md has all of them.
 
     \b
     Example:
@@ -94,7 +98,7 @@ def _check_directory(url: str, directory: Path) -> None:
 @verb()
 @workspace_option
 def status(call: CliCall, name: str | None) -> None:
-    """Show what a commit would record now.
+    """Show the changes that a commit would record now.
 
     \b
     Example:
@@ -141,10 +145,14 @@ def _live_machine_of(call: CliCall, workspace: Workspace) -> str:
 
 
 @verb()
-@click.option("-m", "--message", default="", metavar="TEXT", help="What this state is.")
-@click.option("--allow-secrets", is_flag=True, help="Also if it holds a secret that is known.")
 @click.option(
-    "--durable", type=click.Choice(("remote", "local")), help="Of a shared store: where it must be."
+    "-m", "--message", default="", metavar="TEXT", help="The commit message: what this state is."
+)
+@click.option("--allow-secrets", is_flag=True, help="Accept content with a known secret.")
+@click.option(
+    "--durable",
+    type=click.Choice(("remote", "local")),
+    help="In a shared store: where the commit must be stored.",
 )
 @workspace_option
 def commit(
@@ -155,13 +163,13 @@ def commit(
     durable: Durability | None,
     name: str | None,
 ) -> None:
-    """Record the present state of everything in the workspace.
+    """Commit the present state of the workspace.
 
-    With nothing changed it returns the head and records nothing.
+    If nothing changed, no commit is made and the head is shown.
 
-    Of a store that hosts share, "--durable local" does not wait for its bucket: until the commit is
-    uploaded other hosts cannot read it, and it is lost with this disk. "--durable remote" waits,
-    also for commits before it.
+    In a shared store, "--durable local" does not wait for the bucket: until the commit is uploaded,
+    other hosts cannot read it, and it is lost with this disk. "--durable remote" waits, also for
+    earlier commits.
 
     \b
     Example:
@@ -220,12 +228,17 @@ def _count(call: CliCall, before: CommitInfo | None, after: CommitInfo) -> int:
 @verb(context_settings={"allow_interspersed_args": False})
 @workspace_option
 @click.option(
-    "--timeout", type=float, metavar="SECONDS", help="Kill it and its children after this."
+    "--timeout",
+    type=float,
+    metavar="SECONDS",
+    help="Kill the command and its children after this time.",
 )
 @click.option("--env", multiple=True, metavar="K=V", help="Set a variable; may be repeated.")
-@click.option("--secret", multiple=True, metavar="NAME", help="Give it a secret; may be repeated.")
+@click.option(
+    "--secret", multiple=True, metavar="NAME", help="Pass a secret to the command; may be repeated."
+)
 @click.option("--cwd", default="", metavar="DIR", help="Start in DIR of the workspace.")
-@click.option("-i", "--stdin", "stdin", is_flag=True, help="Give it our standard input.")
+@click.option("-i", "--stdin", "stdin", is_flag=True, help="Pass standard input to the command.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     call: CliCall,
@@ -238,10 +251,11 @@ def run(
     cwd: str,
     stdin: bool,
 ) -> None:
-    """Run a command in the workspace and exit as it did.
+    """Run a command in the workspace and exit with its exit code.
 
-    One word is given to sh, several are executed as they are. It starts in the workspace's top
-    directory. A time-out ends with 124. Write -- before a command that begins with a dash.
+    One word runs in sh, several words are executed directly. The command starts in the top
+    directory of the workspace. A time-out ends with 124. Write -- before a command that begins with
+    a dash.
 
     \b
     Example:
