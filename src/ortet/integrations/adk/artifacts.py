@@ -35,9 +35,21 @@ class OrtetArtifactService(BaseArtifactService):
 
     Artifacts of a session are in that session. Artifacts of a user are in a session of the user.
     Saving again adds a version. A deleted artifact is no longer listed but stays in the journal.
+
+    In all methods, a file name that begins with "user:" names an artifact of the user, and
+    `session_id` is needed for all other names.
+
+    Example:
+        runner = Runner(..., artifact_service=OrtetArtifactService(hub))
     """
 
     def __init__(self, hub: Hub, *, agent: str = "default") -> None:
+        """Use an open store.
+
+        Args:
+            hub: The open store.
+            agent: Agent that owns the sessions.
+        """
         self._pool = get_adk_session_pool(hub, agent)
 
     async def save_artifact(
@@ -50,6 +62,22 @@ class OrtetArtifactService(BaseArtifactService):
         session_id: str | None = None,
         custom_metadata: dict[str, Any] | None = None,
     ) -> int:
+        """Store an artifact as a new version; durable when this returns.
+
+        Args:
+            app_name: Name of the app.
+            user_id: Id of the user.
+            filename: Name of the artifact.
+            artifact: Text, bytes, or a reference to a file.
+            session_id: Id of the session.
+            custom_metadata: Data to store with the version.
+
+        Returns:
+            The number of the version; the first is 0.
+
+        Raises:
+            InputValidationError: If the artifact or a name is not valid.
+        """
         name = _artifact_session_name(app_name, user_id, session_id, filename)
         part = ensure_part(artifact)
         _check_reference(part, app_name, user_id, session_id)
@@ -65,6 +93,10 @@ class OrtetArtifactService(BaseArtifactService):
         session_id: str | None = None,
         version: int | None = None,
     ) -> types.Part | None:
+        """Return a version of an artifact, by default the newest, or None if it does not exist.
+
+        References to other artifacts are followed.
+        """
         for hops in range(_MAX_REFERENCE_DEPTH, -1, -1):
             name = _artifact_session_name(app_name, user_id, session_id, filename)
             part = await run_in_thread(self._load, name, filename, version)
@@ -84,31 +116,35 @@ class OrtetArtifactService(BaseArtifactService):
     async def list_artifact_keys(
         self, *, app_name: str, user_id: str, session_id: str | None = None
     ) -> list[str]:
+        """Return the names of the artifacts of a user, and of a session if one is given."""
         names = [adk_session_name(app_name, user_id)]
         if session_id is not None:
             names.append(adk_session_name(app_name, user_id, session_id))
-        found: set[str] = set()
+        keys: set[str] = set()
         for name in names:
-            found |= await run_in_thread(self._keys, name)
-        return sorted(found)
+            keys |= await run_in_thread(self._keys, name)
+        return sorted(keys)
 
     async def delete_artifact(
         self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
     ) -> None:
+        """Delete an artifact. Version numbers start again at 0; the journal keeps the old ones."""
         name = _artifact_session_name(app_name, user_id, session_id, filename)
         await run_in_thread(self._delete, name, filename)
 
     async def list_versions(
         self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
     ) -> list[int]:
-        found = await self.list_artifact_versions(
+        """Return the version numbers of an artifact."""
+        versions = await self.list_artifact_versions(
             app_name=app_name, user_id=user_id, filename=filename, session_id=session_id
         )
-        return [one.version for one in found]
+        return [artifact_version.version for artifact_version in versions]
 
     async def list_artifact_versions(
         self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
     ) -> list[ArtifactVersion]:
+        """Return the versions of an artifact with their metadata, oldest first."""
         name = _artifact_session_name(app_name, user_id, session_id, filename)
         scope = session_id if name.count("/") == 2 else None
         uri = artifact_util.get_artifact_uri(app_name, user_id, filename, 0, scope)
@@ -123,27 +159,28 @@ class OrtetArtifactService(BaseArtifactService):
         session_id: str | None = None,
         version: int | None = None,
     ) -> ArtifactVersion | None:
-        found = await self.list_artifact_versions(
+        """Return the metadata of a version, by default the newest, or None if there is none."""
+        versions = await self.list_artifact_versions(
             app_name=app_name, user_id=user_id, filename=filename, session_id=session_id
         )
-        wanted = len(found) - 1 if version is None else version
-        return found[wanted] if 0 <= wanted < len(found) else None
+        number = len(versions) - 1 if version is None else version
+        return versions[number] if 0 <= number < len(versions) else None
 
     # Synchronous bodies, run in a thread.
 
     def _save(self, name: str, filename: str, part: types.Part, metadata: dict[str, Any]) -> int:
         data = part.model_dump(mode="json", exclude_none=True)
-        given, details = _split_part(part, data)
+        arguments, details = _split_part(part, data)
         if metadata:
             details["metadata"] = metadata
         with self._pool.writing(name) as session:
             if details:
-                said = {"name": filename, "version": _last(session, filename) + 1}
+                key = {"name": filename, "version": _last(session, filename) + 1}
                 append_events(
-                    session, [EventInput(DETAILS, {**said, **encode_field("details", details)})]
+                    session, [EventInput(DETAILS, {**key, **encode_field("details", details)})]
                 )
-            made = session.artifact(filename, **given)
-            return made.version - 1 - _deleted_version(session, filename)
+            stored = session.artifact(filename, **arguments)
+            return stored.version - 1 - _deleted_version(session, filename)
 
     def _load(self, name: str, filename: str, version: int | None) -> types.Part | None:
         with suppress(NotFound), self._pool.reading(name) as view:

@@ -73,15 +73,26 @@ class OrtetMemoryService(BaseMemoryService):
 
     A session that `OrtetSessionService` keeps in the same store is not copied: its messages are
     searched in place, up to where it was added. Events of other sessions are copied to the user's
-    own session. Memory entries are facts there. A search returns at most `k` entries.
+    own session. Memory entries are facts there.
+
+    Example:
+        runner = Runner(..., memory_service=OrtetMemoryService(hub))
     """
 
     def __init__(self, hub: Hub, *, agent: str = "default", k: int = 10) -> None:
+        """Use an open store.
+
+        Args:
+            hub: The open store.
+            agent: Agent that owns the sessions.
+            k: Largest number of entries that a search returns.
+        """
         self._pool = get_adk_session_pool(hub, agent)
         self._memories: dict[str, _UserMemory] = {}
         self._k = k
 
     async def add_session_to_memory(self, session: AdkSession) -> None:
+        """Make the messages of a session searchable for its user, up to now."""
         await run_in_thread(self._add_session, session)
 
     async def add_events_to_memory(
@@ -93,6 +104,7 @@ class OrtetMemoryService(BaseMemoryService):
         session_id: str | None = None,
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
+        """Copy events to the memory of a user. Events that are there already are skipped."""
         del session_id, custom_metadata
         await run_in_thread(self._add_events, adk_session_name(app_name, user_id), events)
 
@@ -104,34 +116,45 @@ class OrtetMemoryService(BaseMemoryService):
         memories: Sequence[MemoryEntry],
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
-        more = plain_state(custom_metadata or {})
-        await run_in_thread(self._add_memories, adk_session_name(app_name, user_id), memories, more)
+        """Store entries as facts of a user.
+
+        Args:
+            app_name: Name of the app.
+            user_id: Id of the user.
+            memories: The entries. An entry without an id gets one.
+            custom_metadata: Data to store with each entry.
+        """
+        metadata = plain_state(custom_metadata or {})
+        name = adk_session_name(app_name, user_id)
+        await run_in_thread(self._add_memories, name, memories, metadata)
 
     async def search_memory(
         self, *, app_name: str, user_id: str, query: str
     ) -> SearchMemoryResponse:
-        found = await run_in_thread(self._search, adk_session_name(app_name, user_id), query)
-        return SearchMemoryResponse(memories=found)
+        """Return the entries and messages of a user that match a query best, best first."""
+        entries = await run_in_thread(self._search, adk_session_name(app_name, user_id), query)
+        return SearchMemoryResponse(memories=entries)
 
     async def delete_memory(
         self, *, app_name: str, user_id: str, memory_id: str | None = None
     ) -> None:
+        """Forget an entry. A search no longer returns it; the journal keeps it."""
         if memory_id:
             await run_in_thread(self._forget, adk_session_name(app_name, user_id), memory_id)
 
     # Synchronous bodies, run in a thread.
 
     def _add_session(self, session: AdkSession) -> None:
-        place = adk_session_name(session.app_name, session.user_id)
+        memory_name = adk_session_name(session.app_name, session.user_id)
         name = adk_session_name(session.app_name, session.user_id, session.id)
         id_, seq = self._find_stored_events(name, session.events)
         if not seq:
-            self._add_events(place, session.events)
+            self._add_events(memory_name, session.events)
             return
-        with self._pool.writing(place) as kept_by:
-            if self._catch_up(kept_by).added_sessions.get(name) != (id_, seq):
+        with self._pool.writing(memory_name) as memory:
+            if self._catch_up(memory).added_sessions.get(name) != (id_, seq):
                 append_events(
-                    kept_by, [EventInput(SESSION_ADDED, {"name": name, "id": id_, "seq": seq})]
+                    memory, [EventInput(SESSION_ADDED, {"name": name, "id": id_, "seq": seq})]
                 )
 
     def _find_stored_events(self, name: str, events: Sequence[AdkEvent]) -> tuple[str, int]:
@@ -144,47 +167,47 @@ class OrtetMemoryService(BaseMemoryService):
             id_ = view.id
             for event in view.events():
                 if event.kind in ("message", EVENT):
-                    found = data_of(hub_of(view), event)
-                    if found is not None and found["id"] in ids:
-                        ids.discard(found["id"])
+                    data = data_of(hub_of(view), event)
+                    if data is not None and data["id"] in ids:
+                        ids.discard(data["id"])
                         seq = event.seq
         return id_, 0 if ids else seq
 
     def _add_events(self, memory_name: str, events: Iterable[AdkEvent]) -> None:
-        said = [event for event in events if event.content and event.content.parts]
+        with_content = [event for event in events if event.content and event.content.parts]
         with self._pool.writing(memory_name) as session:
             known = self._catch_up(session)
             new = {
-                one.id: one
-                for one in said
-                if one.id not in known.copied_event_ids | known.forgotten_ids
+                event.id: event
+                for event in with_content
+                if event.id not in known.copied_event_ids | known.forgotten_ids
             }
             if new:
-                append_events(session, [to_journal_event(one) for one in new.values()])
+                append_events(session, [to_journal_event(event) for event in new.values()])
 
     def _add_memories(
-        self, memory_name: str, memories: Sequence[MemoryEntry], more: dict[str, Any]
+        self, memory_name: str, memories: Sequence[MemoryEntry], metadata: dict[str, Any]
     ) -> None:
-        told: list[EventInput] = []
+        inputs: list[EventInput] = []
         with self._pool.writing(memory_name) as session:
             for memory in memories:
                 entry = memory.model_dump(mode="json", exclude_none=True)
-                entry["custom_metadata"] = {**more, **plain_state(memory.custom_metadata)}
+                entry["custom_metadata"] = {**metadata, **plain_state(memory.custom_metadata)}
                 entry["id"] = memory.id or session.store.new_id()
                 fact = {"id": entry["id"], "text": spoken_text(memory.content), "about": ""}
-                told += [
+                inputs += [
                     EventInput("fact", fact),
                     EventInput(MEMORY_ENTRY, encode_field("entry", entry)),
                 ]
-            append_events(session, told)
+            append_events(session, inputs)
 
     def _forget(self, memory_name: str, id_: str) -> None:
         with suppress(NotFound), self._pool.writing(memory_name, create=False) as session:
             if id_ not in self._catch_up(session).forgotten_ids:
-                told = [EventInput(MEMORY_FORGOTTEN, {"id": id_})]
+                inputs = [EventInput(MEMORY_FORGOTTEN, {"id": id_})]
                 if session.state.facts.get(id_) is not None:
-                    told.append(EventInput("fact", {"id": id_, "gone": True, "why": "deleted"}))
-                append_events(session, told)
+                    inputs.append(EventInput("fact", {"id": id_, "gone": True, "why": "deleted"}))
+                append_events(session, inputs)
 
     def _search(self, memory_name: str, query: str) -> list[MemoryEntry]:
         if not query.strip():
@@ -193,31 +216,32 @@ class OrtetMemoryService(BaseMemoryService):
             known = self._catch_up(view)
             reach = list(self._recall_scope(hub_of(view), memory_name, known))
             k = self._k + len(known.forgotten_ids)
-            asked = recall.parse_query(
+            parsed_query = recall.parse_query(
                 query, k, tiers=None, at=None, on=None, since=None, scope=None
             )
-            hits = recall.recall(hub_of(view).session_manager, reach, asked, explain=False)
+            hits = recall.recall(hub_of(view).session_manager, reach, parsed_query, explain=False)
             entries = {
-                one.id: one for one in map(partial(_entry, hub_of(view), reach), hits) if one
+                entry.id: entry
+                for entry in map(partial(_entry, hub_of(view), reach), hits)
+                if entry
             }
-            return [one for id_, one in entries.items() if id_ not in known.forgotten_ids][
-                : self._k
-            ]
+            remembered = [entry for id_, entry in entries.items() if id_ not in known.forgotten_ids]
+            return remembered[: self._k]
         return []
 
     def _recall_scope(
         self, hub: Hub, memory_name: str, memory: _UserMemory
     ) -> Iterable[recall.SearchableLog]:
-        minds = hub.session_manager
+        sessions = hub.session_manager
         for name, (id_, upto) in [(memory_name, ("", 0)), *memory.added_sessions.items()]:
-            row = minds.table.find(self._pool.agent, name)
+            row = sessions.table.find(self._pool.agent, name)
             if row is not None and id_ in ("", row.id):
-                line = recall.session_event_log(minds, row)
-                spans = recall.spans_of(minds, line)
+                log = recall.session_event_log(sessions, row)
+                spans = recall.spans_of(sessions, log)
                 if upto:
                     spans = [EventSpan(s.timeline, s.after, min(s.upto, upto)) for s in spans]
                 path = TimelinePath("", [span for span in spans if span.after < span.upto])
-                yield recall.SearchableLog(path, lambda line=line: line, row)  # type: ignore[misc]
+                yield recall.SearchableLog(path, lambda log=log: log, row)  # type: ignore[misc]
 
     def _catch_up(self, view: SessionReader) -> _UserMemory:
         known, timeline = self._memories.pop(view.name, None), view.row.timeline

@@ -178,9 +178,20 @@ class OrtetSessionService(BaseSessionService):
     Each event is a message or a record, durable when `append_event` returns. Appending to a session
     that has changed since it was loaded raises StaleSessionError. State of apps and users is shared
     by their sessions in all processes.
+
+    Example:
+        runner = Runner(
+            app_name="shop", agent=root, session_service=OrtetSessionService(ortet.open("chats"))
+        )
     """
 
     def __init__(self, hub: Hub, *, agent: str = "default") -> None:
+        """Use an open store.
+
+        Args:
+            hub: The open store.
+            agent: Agent that owns the sessions.
+        """
         self._hub = hub
         self._pool = get_adk_session_pool(hub, agent)
         self._states: dict[str, AdkSessionState] = {}
@@ -193,6 +204,20 @@ class OrtetSessionService(BaseSessionService):
         state: dict[str, Any] | None = None,
         session_id: str | None = None,
     ) -> AdkSession:
+        """Create a session; durable when this returns.
+
+        Args:
+            app_name: Name of the app.
+            user_id: Id of the user.
+            state: Initial state. Keys with "app:" and "user:" are shared.
+            session_id: Id of the session; by default a new one.
+
+        Returns:
+            The session, without events.
+
+        Raises:
+            AlreadyExistsError: If there is a session of this id.
+        """
         id_ = str(uuid4()) if session_id is None else strip_session_id(session_id) or str(uuid4())
         return await run_in_thread(self._create, app_name, user_id, id_, state or {})
 
@@ -204,26 +229,52 @@ class OrtetSessionService(BaseSessionService):
         session_id: str,
         config: GetSessionConfig | None = None,
     ) -> AdkSession | None:
+        """Return a session with its state and events, or None if it does not exist.
+
+        Args:
+            app_name: Name of the app.
+            user_id: Id of the user.
+            session_id: Id of the session.
+            config: Which events to return; by default all.
+        """
         id_ = strip_session_id(session_id) or session_id
         return await run_in_thread(self._get, app_name, user_id, id_, config or GetSessionConfig())
 
     async def list_sessions(
         self, *, app_name: str, user_id: str | None = None
     ) -> ListSessionsResponse:
+        """Return the sessions of an app, or of one user of it, without their events."""
         return ListSessionsResponse(sessions=await run_in_thread(self._list, app_name, user_id))
 
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
+        """Remove a session. Nothing happens if it does not exist."""
         id_ = strip_session_id(session_id) or session_id
         await run_in_thread(self._delete, adk_session_name(app_name, user_id, id_))
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
-        def look() -> dict[str, Any]:
+        """Return the state that all sessions of a user share."""
+
+        def read_state() -> dict[str, Any]:
             with self._pool.hub() as hub:
                 return states.user_state(hub.catalog, app_name, user_id)
 
-        return await run_in_thread(look)
+        return await run_in_thread(read_state)
 
     async def append_event(self, session: AdkSession, event: AdkEvent) -> AdkEvent:
+        """Append an event; durable when this returns. A partial event is not stored.
+
+        Args:
+            session: The session as it was loaded; it is updated.
+            event: The event. An event that was appended before changes nothing.
+
+        Returns:
+            The event as it was stored.
+
+        Raises:
+            StaleSessionError: If the stored session changed since `session` was loaded.
+            SessionNotFoundError: If the session does not exist.
+            Invalid: If a value of the event cannot be stored. The message names the place.
+        """
         if event.partial:
             return event
         self._apply_temp_state(session, event)
@@ -238,9 +289,18 @@ class OrtetSessionService(BaseSessionService):
 
         The cost does not depend on the number of events.
 
+        Args:
+            app_name: Name of the app.
+            user_id: Id of the user.
+            session_id: Id of the session to fork.
+            new_id: Id of the new session; by default a new one.
+
+        Returns:
+            The new session with its events.
+
         Raises:
-            SessionNotFoundError: the session does not exist.
-            AlreadyExistsError: a session of the new id exists.
+            SessionNotFoundError: If the session does not exist.
+            AlreadyExistsError: If there is a session of the new id.
         """
         return await run_in_thread(
             self._fork, app_name, user_id, session_id, new_id or str(uuid4())
@@ -284,14 +344,14 @@ class OrtetSessionService(BaseSessionService):
     def _list(self, app: str, user: str | None) -> list[AdkSession]:
         name = adk_session_name(app, "-") if user is None else adk_session_name(app, user)
         prefix = name.partition("/")[0] if user is None else name
-        found = []
+        sessions = []
         for other in self._pool.names(f"{prefix}/"):
             if other.count("/") == 2:
                 with suppress(NotFound), self._pool.reading(other) as view:
-                    known = self._catch_up(other, view)
-                    if known.has_begun and adk_session_name(*known.ids) == other:
-                        found.append(self._build_session(hub_of(view), known, []))
-        return sorted(found, key=lambda one: (one.last_update_time, one.user_id, one.id))
+                    state = self._catch_up(other, view)
+                    if state.has_begun and adk_session_name(*state.ids) == other:
+                        sessions.append(self._build_session(hub_of(view), state, []))
+        return sorted(sessions, key=lambda adk: (adk.last_update_time, adk.user_id, adk.id))
 
     def _delete(self, name: str) -> None:
         self._states.pop(name, None)
@@ -299,26 +359,28 @@ class OrtetSessionService(BaseSessionService):
             hub.remove(row.id)
 
     def _append(self, session: AdkSession, event: AdkEvent) -> None:
-        given = event.actions.state_delta if event.actions else {}
-        parts = states.split_state(plain_state(given or {}))
-        telling = to_journal_event(event)
+        delta = event.actions.state_delta if event.actions else {}
+        parts = states.split_state(plain_state(delta or {}))
+        journal_event = to_journal_event(event)
         app, user = session.app_name, session.user_id
         name = adk_session_name(app, user, session.id)
         try:
-            with self._pool.writing(name, create=False) as ours:
-                known = self._catch_up(name, ours)
+            with self._pool.writing(name, create=False) as stored:
+                known = self._catch_up(name, stored)
                 if not known.has_begun:
                     raise SessionNotFoundError(f"Session {session.id} not found.")
-                if _is_appended(ours, known, event):
+                if _is_appended(stored, known, event):
                     return
                 _check_fresh(session, known)
-                append_events(ours, [telling], rows=self._rows(hub_of(ours), app, user, parts))
-                known = self._catch_up(name, ours)
+                append_events(
+                    stored, [journal_event], rows=self._rows(hub_of(stored), app, user, parts)
+                )
+                known = self._catch_up(name, stored)
                 session.last_update_time = known.updated
                 session._storage_update_marker = known.marker
                 # inside the block, to keep the order of the store
                 self._commit_event_to_session(session, event)
-                commit_if_many_events(ours, "events of ADK")
+                commit_if_many_events(stored, "events of ADK")
         except NotFound as error:
             if error.kind != "no_session":
                 raise
@@ -358,7 +420,7 @@ class OrtetSessionService(BaseSessionService):
         self, hub: Hub, state: AdkSessionState, events: list[AdkEvent]
     ) -> AdkSession:
         app, user, id_ = state.ids
-        made = AdkSession(
+        session = AdkSession(
             app_name=app,
             user_id=user,
             id=id_,
@@ -366,22 +428,22 @@ class OrtetSessionService(BaseSessionService):
             events=events,
             last_update_time=state.updated,
         )
-        made._storage_update_marker = state.marker
-        return made
+        session._storage_update_marker = state.marker
+        return session
 
 
 def _events(
     view: SessionReader, state: AdkSessionState, config: GetSessionConfig
 ) -> Iterator[AdkEvent]:
     """Yield the requested events in order."""
-    wanted = config.num_recent_events
-    if wanted == 0 or not state.seqs:
+    count = config.num_recent_events
+    if count == 0 or not state.seqs:
         return
-    first = state.seqs[0] if wanted is None else state.seqs[-wanted:][0]
+    first = state.seqs[0] if count is None else state.seqs[-count:][0]
     for event in view.events(first - 1, state.seqs[-1]):
-        found = event_of(hub_of(view), event)
-        if found is not None and found.timestamp >= (config.after_timestamp or 0):
-            yield found
+        adk_event = event_of(hub_of(view), event)
+        if adk_event is not None and adk_event.timestamp >= (config.after_timestamp or 0):
+            yield adk_event
 
 
 def _is_appended(view: SessionReader, state: AdkSessionState, event: AdkEvent) -> bool:
@@ -389,9 +451,9 @@ def _is_appended(view: SessionReader, state: AdkSessionState, event: AdkEvent) -
     seq = state.seq_by_event_id.get(event.id)
     if seq is None:
         return False
-    stored = [data_of(hub_of(view), one) for one in view.events(seq - 1, seq)]
-    again = AdkEvent.model_validate(event.model_dump(mode="json", exclude_none=True))
-    return any(one is not None and AdkEvent.model_validate(one) == again for one in stored)
+    stored = [data_of(hub_of(view), journal_event) for journal_event in view.events(seq - 1, seq)]
+    plain = AdkEvent.model_validate(event.model_dump(mode="json", exclude_none=True))
+    return any(data is not None and AdkEvent.model_validate(data) == plain for data in stored)
 
 
 def _check_fresh(session: AdkSession, state: AdkSessionState) -> None:

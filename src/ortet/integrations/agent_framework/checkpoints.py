@@ -96,20 +96,14 @@ T = TypeVar("T")
 class OrtetCheckpointStorage:
     """Stores workflow checkpoints in an Ortet session.
 
-    Example: `WorkflowBuilder(…, checkpoint_storage=OrtetCheckpointStorage(hub, "orders"))`.
-
     All checkpoints are in one Ortet session. Use a name for each run if many run at the same time.
 
     Plain data, the framework's own types, dataclasses and pydantic models are stored by their
     fields, not pickled.
 
-    Args:
-        hub: the open store.
-        name: the name of the session.
-        agent: the agent that owns the session.
-        allowed_checkpoint_types: types of the program that may be stored, as "module:qualname".
-        pickle: pickle values that cannot be stored otherwise, and read pickled values.
-        options: options of `hub.session` for a new session.
+    Example:
+        storage = OrtetCheckpointStorage(ortet.open("flows"), "orders")
+        workflow = WorkflowBuilder(start_executor=first, checkpoint_storage=storage).build()
     """
 
     def __init__(
@@ -122,6 +116,16 @@ class OrtetCheckpointStorage:
         pickle: bool = False,
         **options: Any,
     ) -> None:
+        """Use an open store.
+
+        Args:
+            hub: The open store.
+            name: Name of the session.
+            agent: Agent that owns the session.
+            allowed_checkpoint_types: Types of the program that may be stored, as "module:qualname".
+            pickle: Pickle values that cannot be stored otherwise, and read pickled values.
+            options: Options of `hub.session` for a new session.
+        """
         check_text(name=name)
         allowed = check_texts("allowed_checkpoint_types", allowed_checkpoint_types)
         self._values = CheckpointValueCodec(allowed, allow_pickle=pickle)
@@ -138,22 +142,33 @@ class OrtetCheckpointStorage:
     async def save(self, checkpoint: WorkflowCheckpoint) -> str:
         """Store a checkpoint; it is on disk when this returns.
 
+        Args:
+            checkpoint: The checkpoint.
+
+        Returns:
+            Its id.
+
         Raises:
-            Invalid: "not_storable" with the path of a value that cannot be stored.
+            Invalid: "not_storable", with the path of a value that cannot be stored.
         """
         return await to_thread_shielded(self._save, checkpoint)
 
     async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
+        """Return a checkpoint.
+
+        Raises:
+            WorkflowCheckpointException: If there is no checkpoint of this id.
+        """
         check_text(checkpoint_id=checkpoint_id)
 
         def load(view: SessionReader) -> WorkflowCheckpoint | None:
             event = self._index.events_by_id(view).get(checkpoint_id)
             return None if event is None else self._build_checkpoint(view, event)
 
-        found = await asyncio.to_thread(self._read, load)
-        if found is None:
+        checkpoint = await asyncio.to_thread(self._read, load)
+        if checkpoint is None:
             raise WorkflowCheckpointException(f"No checkpoint found with ID {checkpoint_id}")
-        return found
+        return checkpoint
 
     async def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
         """Return the checkpoints of a workflow in the order in which they were saved."""
@@ -167,6 +182,8 @@ class OrtetCheckpointStorage:
         return await asyncio.to_thread(self._read, load) or []
 
     async def list_checkpoint_ids(self, *, workflow_name: str) -> list[str]:
+        """Return the ids of the checkpoints of a workflow in the order in which they were saved."""
+
         def ids(view: SessionReader) -> list[str]:
             return [
                 event.data["checkpoint_id"]
@@ -176,6 +193,8 @@ class OrtetCheckpointStorage:
         return await asyncio.to_thread(self._read, ids) or []
 
     async def get_latest(self, *, workflow_name: str) -> WorkflowCheckpoint | None:
+        """Return the newest checkpoint of a workflow, or None."""
+
         def load(view: SessionReader) -> WorkflowCheckpoint | None:
             events = self._events_of_workflow(view, workflow_name)
             return self._build_checkpoint(view, _latest(events)) if events else None
@@ -183,7 +202,11 @@ class OrtetCheckpointStorage:
         return await asyncio.to_thread(self._read, load)
 
     async def delete(self, checkpoint_id: str) -> bool:
-        """Delete a checkpoint. It stays in the journal until `hub.erase`."""
+        """Delete a checkpoint. It stays in the journal until `hub.erase`.
+
+        Returns:
+            False if there is no checkpoint of this id.
+        """
         check_text(checkpoint_id=checkpoint_id)
         return await to_thread_shielded(self._delete, checkpoint_id)
 
@@ -248,19 +271,19 @@ class _CheckpointIndex:
         self._events: dict[str, Event] = {}
 
     def events_by_id(self, view: SessionReader) -> dict[str, Event]:
-        here = view.state.core.events
-        same = self._view_ref is not None and self._view_ref() is view
-        if not same or view.event_log.timeline != self._timeline or here < self._seq:
+        newest = view.state.core.events
+        is_same = self._view_ref is not None and self._view_ref() is view
+        if not is_same or view.event_log.timeline != self._timeline or newest < self._seq:
             self._view_ref = weakref.ref(view)
             self._timeline, self._seq, self._events = view.event_log.timeline, 0, {}
-        for event in view.events(self._seq, here) if here > self._seq else ():
+        for event in view.events(self._seq, newest) if newest > self._seq else ():
             if event.erased:
                 continue
             if event.kind in (SAVED, DELETED):
                 self._events.pop(event.data["checkpoint_id"], None)
             if event.kind == SAVED:
                 self._events[event.data["checkpoint_id"]] = event
-        self._seq = here
+        self._seq = newest
         return self._events
 
 
@@ -270,10 +293,10 @@ def _latest(events: Sequence[Event]) -> Event:
     A checkpoint is later than its predecessor, even if the clock was set back in between.
     """
     after = {event.data["previous_checkpoint_id"]: event for event in events}
-    found = max(events, key=_event_order)
-    while (next_ := after.get(found.data["checkpoint_id"])) and next_.seq > found.seq:
-        found = next_
-    return found
+    latest = max(events, key=_event_order)
+    while (next_ := after.get(latest.data["checkpoint_id"])) and next_.seq > latest.seq:
+        latest = next_
+    return latest
 
 
 def _event_order(event: Event) -> tuple[datetime, int]:

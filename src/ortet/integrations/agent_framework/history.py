@@ -42,9 +42,11 @@ _COUNTS = {
 class OrtetHistoryProvider(HistoryProvider):
     """A history provider: `Agent(…, context_providers=[OrtetHistoryProvider(hub)])`.
 
-    Each AgentSession is the Ortet session of its id. The usage of each run is charged to the
-    session's budget, unless `spend` is False. `options` are the options of `hub.session` for a new
-    session, such as goal, budget and profile. The other arguments are those of HistoryProvider.
+    Each AgentSession is the Ortet session of its id.
+
+    Example:
+        provider = OrtetHistoryProvider(ortet.open("chats"), budget={"tokens": 10_000})
+        agent = Agent(client=client, context_providers=[provider])
     """
 
     DEFAULT_SOURCE_ID: ClassVar[str] = "ortet"
@@ -64,6 +66,15 @@ class OrtetHistoryProvider(HistoryProvider):
         spend: bool = True,
         **options: Any,
     ) -> None:
+        """Use an open store. Arguments that are not listed are those of HistoryProvider.
+
+        Args:
+            hub: The open store.
+            agent: Agent that owns the sessions.
+            skip_excluded: Leave out messages that the framework has marked as excluded.
+            spend: Charge the usage of each run to the budget of the session.
+            options: Options of `hub.session` for a new session, such as goal, budget and profile.
+        """
         super().__init__(
             source_id,
             load_messages=load_messages,
@@ -89,12 +100,21 @@ class OrtetHistoryProvider(HistoryProvider):
 
         If the context was compacted, the summary comes first. Tool calls that a crash interrupted
         get a result that says so.
+
+        Args:
+            session_id: Id of the AgentSession; None is the session "default".
+            state: Not used.
+            kwargs: Not used.
         """
         del state, kwargs
-        found = await asyncio.to_thread(self._read, self.name_of(session_id))
+        messages = await asyncio.to_thread(self._read, self.name_of(session_id))
         if self.skip_excluded:
-            return [one for one in found if not one.additional_properties.get("_excluded", False)]
-        return found
+            return [
+                message
+                for message in messages
+                if not message.additional_properties.get("_excluded", False)
+            ]
+        return messages
 
     async def save_messages(
         self,
@@ -104,7 +124,17 @@ class OrtetHistoryProvider(HistoryProvider):
         state: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Store the new messages, all or none; they are on disk when this returns."""
+        """Store the new messages, all or none; they are on disk when this returns.
+
+        Args:
+            session_id: Id of the AgentSession; None is the session "default".
+            messages: The messages. Those that are stored already are skipped.
+            state: Not used.
+            kwargs: Not used.
+
+        Raises:
+            Invalid: If JSON cannot represent a message. The error names the place.
+        """
         del state, kwargs
         if messages:
             await to_thread_shielded(self._write, session_id, list(messages))
@@ -117,6 +147,7 @@ class OrtetHistoryProvider(HistoryProvider):
         context: SessionContext,
         state: dict[str, Any],
     ) -> None:
+        """Store the messages of a run and charge its usage; the framework calls this."""
         await super().after_run(agent=agent, session=session, context=context, state=state)
         response = context.response
         used = getattr(response, "usage_details", None)
@@ -134,9 +165,10 @@ class OrtetHistoryProvider(HistoryProvider):
                 first = [] if past is None else system_messages(view)
                 if past is not None and past.summary:
                     first.append(summary_message(past))
-                found = [to_framework_message(one) for one in first] + _framework_messages(view)
+                messages = [to_framework_message(message) for message in first]
+                messages += _framework_messages(view)
                 calling = view.state.core.calling
-                return found + [
+                return messages + [
                     result_of(call) for call in calling if call.id not in self._open_calls
                 ]
         except NotFound as error:
@@ -150,13 +182,13 @@ class OrtetHistoryProvider(HistoryProvider):
             if not new:
                 return
             check_properties(new)
-            said = [message_of(one) for one in new]
+            plain_messages = [message_of(message) for message in new]
             known = self._open_calls | answered_call_ids(new)
             if any(call.id not in known for call in session.state.core.calling):
                 session.close_tool_calls()  # They belong to a process that ended.
             _record_session_id(session, session_id)
-            with report_invalid_value("message", said):
-                append_messages(session, said)
+            with report_invalid_value("message", plain_messages):
+                append_messages(session, plain_messages)
             waiting = {call.id for call in session.state.core.calling}
             self._open_calls = (self._open_calls - answered_call_ids(new)) | waiting
 

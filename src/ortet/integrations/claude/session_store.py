@@ -92,11 +92,10 @@ class OrtetSessionStore(SessionStore):
     Each line is a message or a record. It is durable when `append` returns. A line whose uuid is
     already known is not written again.
 
-    Args:
-        hub: the open store.
-        workspace: directory that the agent works in. If given, every batch is committed together
-            with its files, including changes by others, and `rewind` restores both.
-        agent: the agent that owns the sessions.
+    Example:
+        store = OrtetSessionStore(ortet.open(), workspace=".")
+        async for message in query(prompt=..., options=ClaudeAgentOptions(session_store=store)):
+            ...
     """
 
     def __init__(
@@ -106,6 +105,17 @@ class OrtetSessionStore(SessionStore):
         workspace: str | os.PathLike[str] | None = None,
         agent: str = "default",
     ) -> None:
+        """Use an open store.
+
+        Args:
+            hub: The open store.
+            workspace: Directory that the agent works in. If given, every batch is committed
+                together with its files, including changes by others, and `rewind` restores both.
+            agent: Agent that owns the sessions.
+
+        Raises:
+            Conflict: "workspace_taken", if another session works in the directory.
+        """
         self._pool = AdapterSessionPool(hub, agent=agent, lease_timeout=_LEASE_TIMEOUT_SECONDS)
         self._states: dict[str, _TranscriptState] = {}
         self._workspace_path = None if workspace is None else existing_directory(workspace)
@@ -120,26 +130,43 @@ class OrtetSessionStore(SessionStore):
     # Methods that the SDK calls.
 
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
+        """Append lines to a transcript; durable when this returns.
+
+        Args:
+            key: Project, session and, for a subagent, its path.
+            entries: The lines. Lines that are stored already are skipped.
+
+        Raises:
+            Refused: kind "lease_held", if another process keeps the session open.
+        """
         await _in_thread(self._append, key, cast(list[TranscriptEntry], entries))
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
+        """Return the lines of a transcript, or None if it does not exist."""
         return await _in_thread(self._load, key)
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
-        found = await _in_thread(self._listed, project_key)
-        return [{"session_id": one.key["session_id"], "mtime": one.mtime} for one in found]
+        """Return the sessions of a project with the time of their last line."""
+        listings = await _in_thread(self._listed, project_key)
+        return [
+            {"session_id": listing.key["session_id"], "mtime": listing.mtime}
+            for listing in listings
+        ]
 
     async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
-        return [one.summary for one in await _in_thread(self._listed, project_key)]
+        """Return the summaries of the sessions of a project."""
+        listings = await _in_thread(self._listed, project_key)
+        return [listing.summary for listing in listings]
 
     async def delete(self, key: SessionKey) -> None:
+        """Remove a transcript and those of its subagents. Nothing happens if there is none."""
         await _in_thread(self._delete, key)
 
     async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
-        found = await _in_thread(
-            self._list_below, transcript_session_name(cast(SessionKey, key)), 3
-        )
-        return [one.key["subpath"] for one in found if "subpath" in one.key]
+        """Return the paths of the subagents of a session."""
+        name = transcript_session_name(cast(SessionKey, key))
+        listings = await _in_thread(self._list_below, name, 3)
+        return [listing.key["subpath"] for listing in listings if "subpath" in listing.key]
 
     # Methods beyond the SDK's interface.
 
@@ -151,14 +178,17 @@ class OrtetSessionStore(SessionStore):
         Args:
             session_id: the session.
             directory: the project directory; by default the workspace, else the current directory.
+
+        Raises:
+            NotFound: "no_session", if there is no such transcript.
         """
         name = transcript_session_name(self._key(session_id, directory))
 
-        def look() -> list[Turn]:
+        def read_turns() -> list[Turn]:
             with self._pool.reading(name) as view:
                 return turns_of(view)
 
-        return await _in_thread(look)
+        return await _in_thread(read_turns)
 
     async def rewind(
         self,
@@ -174,15 +204,21 @@ class OrtetSessionStore(SessionStore):
             to: uuid of the last message to keep, a number of turns to undo, or a commit from
                 `turns` or an earlier rewind.
             directory: the project directory; by default the workspace, else the current directory.
+
+        Returns:
+            The commit of the state before, and whether the files are exactly those at the message.
+
+        Raises:
+            NotFound: If there is no such transcript, message, turn or commit.
         """
         name = transcript_session_name(self._key(session_id, directory))
 
-        def go() -> Rewound:
+        def rewind_open() -> Rewound:
             with self._pool.writing(name, create=False) as session:
                 self._states.pop(name, None)
                 return rewind_transcript(session, self._files(hub_of(session)), to)
 
-        return await _in_thread(go)
+        return await _in_thread(rewind_open)
 
     async def fork(
         self,
@@ -191,7 +227,7 @@ class OrtetSessionStore(SessionStore):
         up_to_message_id: str | None = None,
         directory: str | os.PathLike[str] | None = None,
     ) -> str:
-        """Fork a session and return the id of the new one.
+        """Fork a session.
 
         The cost does not depend on the length of the transcript. Transcripts of subagents are not
         copied.
@@ -200,6 +236,12 @@ class OrtetSessionStore(SessionStore):
             session_id: the session to fork.
             up_to_message_id: uuid of the last message to keep; by default all messages.
             directory: the project directory; by default the workspace, else the current directory.
+
+        Returns:
+            The id of the new session.
+
+        Raises:
+            NotFound: If there is no such transcript or message.
         """
         key = self._key(session_id, directory)
         return await _in_thread(self._fork, key, up_to_message_id)
@@ -231,24 +273,24 @@ class OrtetSessionStore(SessionStore):
         files: Workspace | None,
     ) -> None:
         new, uuids = [], set[str]()
-        told: list[EventInput] = []
+        inputs: list[EventInput] = []
         for entry in entries:
-            telling = to_journal_event(entry, is_subagent="subpath" in key)
+            event_input = to_journal_event(entry, is_subagent="subpath" in key)
             uuid = entry.get("uuid")
             if isinstance(uuid, str):
                 if uuid in state.uuids or uuid in uuids:
                     continue
                 uuids.add(uuid)
             new.append(entry)
-            told.append(telling)
-        if not told:
+            inputs.append(event_input)
+        if not inputs:
             return
         if not state.has_begun:
             if files is not None:
                 commit_directory_head(session, files, FIRST_TURN_MESSAGE)
-            told.insert(0, make_transcript_event(key))
+            inputs.insert(0, make_transcript_event(key))
         data = fold_listing(key, state.listing_data, new)
-        events = append_events(session, [*told, listing(key, data)])
+        events = append_events(session, [*inputs, listing(key, data)])
         state.has_begun, state.listing_data, state.seq = True, data, events[-1].seq
         state.uuids |= uuids
 
@@ -277,12 +319,12 @@ class OrtetSessionStore(SessionStore):
         name = transcript_session_name(key)
         try:
             with self._pool.reading(name) as view:
-                told = read_transcript(view)
+                transcript = read_transcript(view)
         except NotFound as error:
             if error.kind != "no_session":
                 raise
             return None
-        if told is None:
+        if transcript is None:
             return None
         if self._workspace_path is not None and "subpath" not in key:
             # A resume follows. Commit changes that a person made, so that they are not part of the
@@ -291,13 +333,13 @@ class OrtetSessionStore(SessionStore):
                 files = self._files(hub_of(session))
                 assert files is not None
                 commit_with_files(session, files, RESUME_MESSAGE)
-        return [cast(SessionStoreEntry, entry) for _, entry in told.lines]
+        return [cast(SessionStoreEntry, entry) for _, entry in transcript.lines]
 
     def _listed(self, project_key: str) -> list[TranscriptListing]:
         return [
-            one
-            for one in self._list_below(session_name(project_key), 2)
-            if "subpath" not in one.key
+            listing
+            for listing in self._list_below(session_name(project_key), 2)
+            if "subpath" not in listing.key
         ]
 
     def _list_below(self, name: str, depth: int) -> list[TranscriptListing]:
@@ -305,19 +347,16 @@ class OrtetSessionStore(SessionStore):
 
         Forks that were not made by `fork` are left out.
         """
-        found = []
+        listings = []
         for other in self._pool.names(f"{name}/"):
             if other.count("/") == depth - 1:
                 with self._pool.hub() as hub:
-                    row = hub.session_manager.table.find(self._pool.agent, other)
-                    one = (
-                        read_listing(hub, session_event_log(hub.session_manager, row))
-                        if row
-                        else None
-                    )
-                if one is not None and transcript_session_name(one.key) == other:
-                    found.append(one)
-        return found
+                    sessions = hub.session_manager
+                    row = sessions.table.find(self._pool.agent, other)
+                    listing = read_listing(hub, session_event_log(sessions, row)) if row else None
+                if listing is not None and transcript_session_name(listing.key) == other:
+                    listings.append(listing)
+        return listings
 
     def _delete(self, key: SessionKey) -> None:
         name = transcript_session_name(key)
@@ -334,15 +373,15 @@ class OrtetSessionStore(SessionStore):
     def _fork(self, key: SessionKey, upto: str | None) -> str:
         new: SessionKey = {"project_key": key["project_key"], "session_id": str(uuid4())}
         with self._pool.writing(transcript_session_name(key), create=False) as session:
-            told = read_transcript(session)
-            if told is None:
+            transcript = read_transcript(session)
+            if transcript is None:
                 raise NotFound("no_session", f"there is no transcript {key['session_id']!r}")
-            hub, seq = hub_of(session), None if upto is None else seq_of(told, upto)
+            hub, seq = hub_of(session), None if upto is None else seq_of(transcript, upto)
             copy = run_with_sweep_retry(
                 hub.store, lambda: _fork_at(session, transcript_session_name(new), seq)
             )
-            found = read_listing(hub, copy.event_log)
-            data = found.data if found is not None else {}
+            copied = read_listing(hub, copy.event_log)
+            data = copied.data if copied is not None else {}
             append_events(
                 copy,
                 [make_transcript_event(new, forked_from=key["session_id"]), listing(new, data)],
@@ -357,9 +396,10 @@ class OrtetSessionStore(SessionStore):
         """
         if self._workspace_path is None:
             return None
-        for one in hub.workspaces.find_open():
-            if one.row.directory == self._workspace_path and one.row.files == "inplace":
-                return one
+        for workspace in hub.workspaces.find_open():
+            row = workspace.row
+            if row.directory == self._workspace_path and row.files == "inplace":
+                return workspace
         files = hub.workspace(self._workspace_path, files="inplace")
         other = hub.session_manager.table.find_by_branch(files.name)
         if other is not None:
@@ -391,5 +431,5 @@ async def _in_thread(function: Callable[..., T], *args: Any) -> T:
 
 
 def _title(entries: list[TranscriptEntry]) -> str:
-    asked = next((prompt_of(one) for one in reversed(entries) if is_prompt(one)), "")
-    return one_line(asked, _MAX_TITLE_CHARS) or "turn"
+    prompt = next((prompt_of(entry) for entry in reversed(entries) if is_prompt(entry)), "")
+    return one_line(prompt, _MAX_TITLE_CHARS) or "turn"

@@ -102,13 +102,11 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
     is stored. To branch off, name an older checkpoint. `put` and `put_writes` are durable when they
     return.
 
-    Args:
-        hub: the open store.
-        agent: the agent that owns the sessions.
-        workspace: a directory, or a function that returns one for a thread id. Its files are
-            committed with each checkpoint. A run or update that names an older checkpoint restores
-            its files.
-        serde: serializer of LangGraph; by default JsonPlusSerializer.
+    The asynchronous methods, whose names begin with "a", are those of the same name without it.
+
+    Example:
+        graph = builder.compile(checkpointer=OrtetSaver(ortet.open("threads")))
+        graph.invoke({"messages": "hello"}, {"configurable": {"thread_id": "1"}})
     """
 
     def __init__(
@@ -119,13 +117,22 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         workspace: WorkspaceOption | None = None,
         serde: SerializerProtocol | None = None,
     ) -> None:
+        """Use an open store.
+
+        Args:
+            hub: The open store.
+            agent: Agent that owns the sessions.
+            workspace: A directory, or a function that returns one for a thread id. Its files are
+                committed with each checkpoint. A run or update that names an older checkpoint
+                restores its files.
+            serde: Serializer of LangGraph; by default JsonPlusSerializer.
+        """
         super().__init__(serde=serde)
         self._threads = GraphThreadStore(hub, agent, workspace)
         # by thread and namespace: the latest checkpoint that this saver has seen
         self._latest_seen: dict[tuple[str, str], str] = {}
-        self._reported_empty: set[tuple[str, str]] = (
-            set()
-        )  # threads and namespaces that were reported to have no checkpoint
+        # threads and namespaces that were reported to have no checkpoint
+        self._reported_empty: set[tuple[str, str]] = set()
 
     def __enter__(self) -> OrtetSaver:
         return self
@@ -157,25 +164,39 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
     # Reading.
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        tid, ns, asked = parse_config(config)
+        """Return a checkpoint with its pending writes.
+
+        Args:
+            config: `thread_id`, and optionally `checkpoint_ns` and `checkpoint_id`. Without an id
+                the latest checkpoint is returned.
+
+        Returns:
+            The checkpoint, or None if there is none.
+
+        Raises:
+            Corrupt: If a stored value is damaged. The error names thread and key.
+        """
+        tid, ns, checkpoint_id = parse_config(config)
         thread_id = config["configurable"]["thread_id"]
-        if not ns and not asked:
-            with suppress(PartNotLoaded), self._threads.reading_head(tid) as begun:
-                if begun is not None and (head := begun.head("")) is not None:
-                    found = build_checkpoint_tuple(begun, head, self.serde, HeadId, thread_id)
+        if not ns and not checkpoint_id:
+            with suppress(PartNotLoaded), self._threads.reading_head(tid) as partial_thread:
+                if partial_thread is not None and (head := partial_thread.head("")) is not None:
+                    latest = build_checkpoint_tuple(
+                        partial_thread, head, self.serde, HeadId, thread_id
+                    )
                     self._latest_seen[tid, ns] = head.id
-                    return found
+                    return latest
         with self._threads.reading(tid) as thread:
-            saved = None if thread is None else thread.find_checkpoint(ns, asked)
+            saved = None if thread is None else thread.find_checkpoint(ns, checkpoint_id)
             if thread is None or saved is None:
-                if not asked:
+                if not checkpoint_id:
                     self._remember_empty(tid, ns)
                 return None
-            if not asked:
+            if not checkpoint_id:
                 self._latest_seen[tid, ns] = saved.id
             elif self._threads.workspace is not None and _RUNS in config["configurable"] and not ns:
                 self._threads.restore_files(tid, saved)
-            mark = PastId if asked else HeadId
+            mark = PastId if checkpoint_id else HeadId
             return build_checkpoint_tuple(thread, saved, self.serde, mark, thread_id)
 
     def list(
@@ -186,33 +207,44 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
+        """Yield checkpoints, newest first in each thread.
+
+        Args:
+            config: The thread, or None for all threads.
+            filter: Values that the metadata of a checkpoint must have.
+            before: Yield only checkpoints older than this one.
+            limit: Largest number of checkpoints.
+        """
         named = config is not None and "thread_id" in config.get("configurable", {})
         tids = [thread_of(config)] if config and named else map(str, self._threads.ids())
         left = limit
         for tid in tids:
             with self._threads.reading(tid) as thread:
-                found = [] if thread is None else select_checkpoints(thread, config, before)
-            for saved in found:
+                selected = [] if thread is None else select_checkpoints(thread, config, before)
+            for saved in selected:
                 assert thread is not None
                 if left is not None and left <= 0:
                     return
                 with self._threads.pool.hub():
                     if filter and not matches_metadata(thread, saved, filter, self.serde):
                         continue
-                    one = build_checkpoint_tuple(thread, saved, self.serde, PastId, thread.id)
+                    checkpoint = build_checkpoint_tuple(
+                        thread, saved, self.serde, PastId, thread.id
+                    )
                 left = None if left is None else left - 1
-                yield one
+                yield checkpoint
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        tid, ns, asked = parse_config(config)
+        """Return the writes of channels that store only changes, up to a checkpoint."""
+        tid, ns, checkpoint_id = parse_config(config)
         if not channels:
             return {}
         with self._threads.reading(tid) as thread:
             if thread is None:
                 return {channel: {"writes": []} for channel in channels}
-            return history(thread, thread.find_checkpoint(ns, asked), channels, self.serde)
+            return history(thread, thread.find_checkpoint(ns, checkpoint_id), channels, self.serde)
 
     # Writing.
 
@@ -223,6 +255,21 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
+        """Store a checkpoint; durable when this returns.
+
+        Args:
+            config: Thread, namespace and id of the parent checkpoint.
+            checkpoint: The checkpoint.
+            metadata: Its metadata.
+            new_versions: The channels that changed, with their new versions.
+
+        Returns:
+            The config that names the stored checkpoint.
+
+        Raises:
+            Conflict: "thread_moved", if the parent was the latest checkpoint and no longer is.
+            Invalid: If a value cannot be stored.
+        """
         tid, ns, parent = parse_config(config)
         conf = config["configurable"]
         check_text(thread_id=tid, checkpoint_ns=ns, checkpoint_id=parent, id=checkpoint["id"])
@@ -230,22 +277,24 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
             check_text(channel=channel)
         with self._threads.writing(tid) as (session, thread):
             before = thread.get_checkpoint(ns, parent)
-            again = thread.get_checkpoint(ns, checkpoint["id"]) is not None
-            if not again:
+            is_stored = thread.get_checkpoint(ns, checkpoint["id"]) is not None
+            if not is_stored:
                 self._check_not_stale(thread, (tid, checkpoint["id"]), conf, metadata)
             with self._threads.with_pending_writes(tid, session, thread):
                 make = ValueEncoder(thread.part_store, self.serde)
-                rest = {key: one for key, one in checkpoint.items() if key != "channel_values"}
+                rest = {key: value for key, value in checkpoint.items() if key != "channel_values"}
                 data: dict[str, Any] = {
                     "ns": ns,
                     "id": str(checkpoint["id"]),
-                    "rest": {key: make.tree(key, one) for key, one in rest.items() if key != "id"},
+                    "rest": {
+                        key: make.tree(key, value) for key, value in rest.items() if key != "id"
+                    },
                     "meta": make.tree(
                         "metadata", strip_id_marks(get_checkpoint_metadata(config, metadata))
                     ),
                     "values": values_of(make, checkpoint, before, new_versions),
                 }
-                if again:  # It replaces that checkpoint and does not become the latest.
+                if is_stored:  # It replaces that checkpoint and does not become the latest.
                     data["again"] = True
                 head = thread.head(ns)
                 if parent != (head.id if head is not None else None):
@@ -263,12 +312,26 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        tid, offer = self._make_pending_write(config, writes, task_id, task_path)
-        if not self._threads.pending_writes.wait_until_added(tid, offer):
-            self._threads.wait_for(tid, offer.checkpoint_key)
-            self._write(tid, offer)
-        elif not offer.is_stored:
-            offer.ensure_stored()
+        """Store the writes of a task; durable when this returns.
+
+        They are written together with the next checkpoint of the thread if one comes soon.
+
+        Args:
+            config: Thread, namespace and id of the checkpoint that the task runs on.
+            writes: Pairs of channel and value.
+            task_id: Id of the task.
+            task_path: Path of the task.
+
+        Raises:
+            Conflict: "thread_moved", if the checkpoint was refused.
+            Invalid: If the checkpoint id is missing, or a value cannot be stored.
+        """
+        tid, pending = self._make_pending_write(config, writes, task_id, task_path)
+        if not self._threads.pending_writes.wait_until_added(tid, pending):
+            self._threads.wait_for(tid, pending.checkpoint_key)
+            self._write(tid, pending)
+        elif not pending.is_stored:
+            pending.ensure_stored()
 
     def _make_pending_write(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task: str, path: str
@@ -285,13 +348,13 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
 
         def add(session: Session, thread: GraphThread) -> Callable[[], None]:
             make = ValueEncoder(thread.part_store, self.serde)
-            found = [
+            missing = [
                 [index, channel, make.channel(channel, value, None)]
                 for index, channel, value in thread.missing((ns, id_), task, writes)
             ]
-            if not found:
+            if not missing:
                 return lambda: None
-            record = (WRITES, {**data, "writes": found})
+            record = (WRITES, {**data, "writes": missing})
             thread_id = config["configurable"]["thread_id"]
             return self._threads.add(session, thread, make, record, thread_id)
 
@@ -310,25 +373,32 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         pending.ensure_stored()
 
     def delete_thread(self, thread_id: str) -> None:
+        """Remove a thread with its session. Nothing happens if it does not exist."""
         tid = str(thread_id)
         self._threads.forget(tid)
-        self._latest_seen = {key: one for key, one in self._latest_seen.items() if key[0] != tid}
+        self._latest_seen = {key: id_ for key, id_ in self._latest_seen.items() if key[0] != tid}
         self._reported_empty = {key for key in self._reported_empty if key[0] != tid}
         with suppress(NotFound), self._threads.pool.closed_session(session_name(tid)) as (hub, row):
             hub.remove(row.id)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        wanted = set(run_ids)
-        for tid in map(str, self._threads.ids() if wanted else ()):
+        """Delete the checkpoints that these runs made, in all threads."""
+        runs = set(run_ids)
+        for tid in map(str, self._threads.ids() if runs else ()):
             with self._threads.reading(tid) as thread:
-                kept = [] if thread is None else thread.all_checkpoints()
-                gone = [s for s in kept if thread and run_of(thread, s, self.serde) in wanted]
-            self._drop(tid, gone)
+                saved = [] if thread is None else thread.all_checkpoints()
+                dropped = [s for s in saved if thread and run_of(thread, s, self.serde) in runs]
+            self._drop(tid, dropped)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy all checkpoints of a thread to a new one. Nothing happens if there is no source.
+
+        Raises:
+            Conflict: "thread_exists", if the target has checkpoints.
+        """
         with self._threads.pool.hub():
-            found = self._threads.pool.journal(session_name(str(source_thread_id)))
-            events = [] if found is None else [e for e in found[1].events() if is_thread_event(e)]
+            source = self._threads.pool.journal(session_name(str(source_thread_id)))
+            events = [] if source is None else [e for e in source[1].events() if is_thread_event(e)]
         if not events:
             return
         check_text(target_thread_id=str(target_thread_id))
@@ -338,13 +408,22 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
                     "thread_exists",
                     f"there is a thread {target_thread_id!r} already: delete it, or take another",
                 )
-            told = {"id": target_thread_id}
-            named = [] if thread.id is not None else [session._draft(THREAD, told)]
+            data = {"id": target_thread_id}
+            named = [] if thread.id is not None else [session._draft(THREAD, data)]
             session._begin_change()
             after = session._writer.tip.seq + len(named)
             session._writer.add(*named, *copy_events(events, after), durable=True)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Delete old checkpoints of threads.
+
+        Args:
+            thread_ids: The threads.
+            strategy: "keep_latest" keeps the latest checkpoint of each namespace, "delete" none.
+
+        Raises:
+            Invalid: "bad_strategy", for another strategy.
+        """
         if strategy not in ("keep_latest", "delete"):
             raise Invalid("bad_strategy", f"strategy={strategy!r}: give 'keep_latest' or 'delete'")
         for tid in map(str, thread_ids):
@@ -353,8 +432,8 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
                 continue
             with self._threads.reading(tid) as thread:
                 spaces = [] if thread is None else thread.namespaces()
-                gone = [s for ns in spaces if thread for s in thread.newest_first(ns)[1:]]
-            self._drop(tid, gone)
+                dropped = [s for ns in spaces if thread for s in thread.newest_first(ns)[1:]]
+            self._drop(tid, dropped)
 
     def _remember_empty(self, tid: str, ns: str) -> None:
         if len(self._reported_empty) > _MAX_EMPTY_THREADS:
@@ -406,9 +485,9 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        found = self.list(config, filter=filter, before=before, limit=limit)
-        while (one := await asyncio.to_thread(next, found, None)) is not None:
-            yield one
+        checkpoints = self.list(config, filter=filter, before=before, limit=limit)
+        while (checkpoint := await asyncio.to_thread(next, checkpoints, None)) is not None:
+            yield checkpoint
 
     async def aput(
         self,
@@ -426,15 +505,14 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        tid, offer = self._make_pending_write(config, writes, task_id, task_path)
+        tid, pending = self._make_pending_write(config, writes, task_id, task_path)
         if not self._threads.is_known(tid):
             await asyncio.to_thread(self._threads.read, tid)
-        if not await self._threads.pending_writes.await_until_added(tid, offer):
-            await to_thread_shielded(
-                self._write, tid, offer
-            )  # It already waited for its checkpoint in the event loop.
-        elif not offer.is_stored:
-            await to_thread_shielded(offer.ensure_stored)
+        if not await self._threads.pending_writes.await_until_added(tid, pending):
+            # It already waited for its checkpoint in the event loop.
+            await to_thread_shielded(self._write, tid, pending)
+        elif not pending.is_stored:
+            await to_thread_shielded(pending.ensure_stored)
 
     async def adelete_thread(self, thread_id: str) -> None:
         await to_thread_shielded(self.delete_thread, thread_id)
@@ -459,7 +537,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
 def _thread_moved_error(tid: str, latest: str = "") -> Conflict:
     return Conflict(
         "thread_moved",
-        f"thread {tid!r} has moved on meanwhile: nothing was written; run again to go on from what "
-        "is there now, or name a checkpoint_id to branch off",
+        f"another run wrote to thread {tid!r}, so nothing was written: run again to continue from "
+        "its latest checkpoint, or name a checkpoint_id to branch off",
         latest=latest,
     )

@@ -116,16 +116,22 @@ class OrtetHistory:
 
     The agent gets the earlier messages. Each new message is stored as soon as it exists.
 
-    Args:
-        session_id: the id of the conversation; the Ortet session has the same name.
-        hub: the open store.
-        agent: the agent that owns the session.
-        options: options of `hub.session` for a new session, such as goal, budget and profile.
+    Example:
+        chat = OrtetHistory("chat-1", ortet.open("chats"))
+        result = await chat.run(agent, "How is Rome?")
     """
 
     def __init__(
         self, session_id: str, hub: Hub, *, agent: str = "default", **options: Any
     ) -> None:
+        """Use an open store. The Ortet session is created with the first message.
+
+        Args:
+            session_id: Id of the conversation; the Ortet session has the same name.
+            hub: The open store.
+            agent: Agent that owns the session.
+            options: Options of `hub.session` for a new session, such as goal, budget and profile.
+        """
         check_text(session_id=session_id)
         self.session_id = session_id
         self._options = options
@@ -142,6 +148,18 @@ class OrtetHistory:
 
         After a crash the messages up to then are stored, and interrupted tool calls get a result
         that says so.
+
+        Args:
+            agent: The agent of Pydantic AI.
+            prompt: The prompt of the user.
+            run_options: Further arguments of `agent.run`.
+
+        Returns:
+            The result of the run.
+
+        Raises:
+            Invalid: If a message cannot be stored. The error names the place.
+            Refused: kind "budget_spent", if a limit is exceeded.
         """
         before = await asyncio.to_thread(self.load)
         stored = 0
@@ -180,32 +198,38 @@ class OrtetHistory:
             if error.kind != "no_session":
                 raise
             return []
-        found = models_of(plains)
-        return [*found, result_of(calling)] if calling else found
+        messages = models_of(plains)
+        return [*messages, result_of(calling)] if calling else messages
 
     def save(self, result: AgentRunResult[Any] | Sequence[ModelMessage]) -> int:
         """Store the new messages of a run or list, all or none.
 
         The messages are on disk when this returns. Their usage is charged to the budget.
 
+        Args:
+            result: The result of a run, or messages as `result.new_messages()` returns them.
+
         Returns:
             The number of stored messages.
+
+        Raises:
+            Invalid: If an item is no message, or JSON cannot represent it.
         """
-        given = result if isinstance(result, Sequence) else result.new_messages()
-        for number, one in enumerate(given):
-            if getattr(one, "kind", None) not in ("request", "response"):
+        messages = result if isinstance(result, Sequence) else result.new_messages()
+        for number, message in enumerate(messages):
+            if getattr(message, "kind", None) not in ("request", "response"):
                 raise Invalid(
                     "bad_message",
-                    f"message {number} is {type(one).__name__}: give a run's result, or messages "
-                    "as result.new_messages() has them",
+                    f"message {number} is {type(message).__name__}: give a run's result, or "
+                    "messages as result.new_messages() has them",
                 )
-        return self._store(dump_messages(given), skip_stored=True)
+        return self._store(dump_messages(messages), skip_stored=True)
 
     def fork(self) -> OrtetHistory:
         """Return another conversation that continues from here."""
         with self._pool.writing(self._name, **self._options) as session:
-            (made,) = session.fork(1, machine=False)
-            name = made.name
+            (fork,) = session.fork(1, machine=False)
+            name = fork.name
         other = OrtetHistory.__new__(OrtetHistory)
         other.session_id, other._options, other._pool = name, self._options, self._pool
         other._name = name
@@ -216,11 +240,11 @@ class OrtetHistory:
             new = dumps[_count_stored(session, dumps) if skip_stored else 0 :]
             if not new:
                 return 0
-            said = [message_of(plain) for plain in new]
+            plain_messages = [message_of(plain) for plain in new]
             _close_open_calls(session, new)
             self._record_session_id(session)
-            with report_invalid_value("message", said):
-                append_messages(session, said)
+            with report_invalid_value("message", plain_messages):
+                append_messages(session, plain_messages)
             _record_usage(session, new)
         return len(new)
 

@@ -102,14 +102,13 @@ _NO_TEXTS = _EmbeddingTexts({}, {})
 class OrtetStore(BaseStore):
     """LangGraph's long-term store on an Ortet hub, for any thread and event loop.
 
-    The hub must stay open. Other code may use it at the same time.
+    The hub must stay open. Other code may use it at the same time. `put`, `get`, `search`, `delete`
+    and `list_namespaces`, also asynchronous, are those of LangGraph's BaseStore.
 
-    Args:
-        hub: the open store.
-        index: LangGraph's IndexConfig: `dims`, `embed`, `fields`.
-        ttl: LangGraph's TTLConfig.
-        name: name of the session that holds the items.
-        agent: the agent that owns the session.
+    Example:
+        store = OrtetStore(ortet.open("memory"))
+        store.put(("users", "ann"), "food", {"likes": "pizza"})
+        graph = builder.compile(store=store)
     """
 
     supports_ttl = True
@@ -123,6 +122,15 @@ class OrtetStore(BaseStore):
         name: str = "langgraph-store",
         agent: str = "default",
     ) -> None:
+        """Use an open store.
+
+        Args:
+            hub: The open store.
+            index: LangGraph's IndexConfig: `dims`, `embed`, `fields`.
+            ttl: LangGraph's TTLConfig.
+            name: Name of the session that holds the items.
+            agent: Agent that owns the session.
+        """
         self.ttl_config = ttl
         self.index_config = index
         self.embeddings = ensure_embeddings(index.get("embed")) if index else None
@@ -152,30 +160,41 @@ class OrtetStore(BaseStore):
         """Run the operations.
 
         Reads see the state before the batch; puts are written all or none.
+
+        Args:
+            ops: Operations of LangGraph.
+
+        Returns:
+            One result for each operation, in order.
+
+        Raises:
+            Invalid: If an operation, a value or a vector is not valid. Nothing is written.
+            InvalidNamespaceError: If a label of a namespace is empty or has a period.
         """
-        given = [_check_op(op) for op in ops]
-        if len(given) == 1 and isinstance(given[0], GetOp):  # the most frequent call
-            return [self._read(given[0], _NO_TEXTS)]
-        texts = self._texts(given)
+        checked = [_check_op(op) for op in ops]
+        if len(checked) == 1 and isinstance(checked[0], GetOp):  # the most frequent call
+            return [self._read(checked[0], _NO_TEXTS)]
+        texts = self._texts(checked)
         if self.embeddings is not None:
             if texts.documents:
-                made = self.embeddings.embed_documents(list(texts.documents))
-                texts.documents = self._pair_vectors(texts.documents, made)
+                vectors = self.embeddings.embed_documents(list(texts.documents))
+                texts.documents = self._pair_vectors(texts.documents, vectors)
             queries = list(texts.queries)
             texts.queries = self._pair_vectors(queries, map(self.embeddings.embed_query, queries))
-        return self._run(given, texts)
+        return self._run(checked, texts)
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        given = [_check_op(op) for op in ops]
-        texts = self._texts(given)
+        """Run the operations without blocking the event loop; see `batch`."""
+        checked = [_check_op(op) for op in ops]
+        texts = self._texts(checked)
         if self.embeddings is not None:
             if texts.documents:
-                made = await self.embeddings.aembed_documents(list(texts.documents))
-                texts.documents = self._pair_vectors(texts.documents, made)
+                vectors = await self.embeddings.aembed_documents(list(texts.documents))
+                texts.documents = self._pair_vectors(texts.documents, vectors)
             queries = list(texts.queries)
-            found = await asyncio.gather(*map(self.embeddings.aembed_query, queries))
-            texts.queries = self._pair_vectors(queries, found)
-        return await to_thread_shielded(self._run, given, texts)
+            query_vectors = await asyncio.gather(*map(self.embeddings.aembed_query, queries))
+            texts.queries = self._pair_vectors(queries, query_vectors)
+        return await to_thread_shielded(self._run, checked, texts)
 
     def _run(self, ops: Sequence[Op], texts: _EmbeddingTexts) -> list[Result]:
         puts = {checked_id(op.namespace, op.key): op for op in ops if isinstance(op, PutOp)}
@@ -188,8 +207,8 @@ class OrtetStore(BaseStore):
     def _read(self, op: Op, texts: _EmbeddingTexts) -> Result:
         if isinstance(op, GetOp):
             id_ = checked_id(op.namespace, op.key)
-            found = self._journal.get(id_, refresh=op.refresh_ttl)
-            return None if found is None else Item(**_item_fields(id_, found[0], found[1]))
+            stored = self._journal.get(id_, refresh=op.refresh_ttl)
+            return None if stored is None else Item(**_item_fields(id_, stored[0], stored[1]))
         if isinstance(op, SearchOp):
             return self._run_search(op, texts.queries.get(op.query or ""))
         if isinstance(op, ListNamespacesOp):
@@ -202,12 +221,12 @@ class OrtetStore(BaseStore):
         require(COUNT, limit=op.limit, offset=op.offset)
         with self._lock:
             self._view.refresh()
-            found = self._search.find(op, vector)
-            if op.refresh_ttl and (ids := [seen.id for seen, _ in found if seen.entry.ttl]):
+            hits = self._search.find(op, vector)
+            if op.refresh_ttl and (ids := [item.id for item, _ in hits if item.entry.ttl]):
                 self._view.update_expiry(self._journal.refresh(ids))
             return [
-                SearchItem(**_item_fields(seen.id, seen.entry, copy_value(seen.value)), score=score)
-                for seen, score in found
+                SearchItem(**_item_fields(item.id, item.entry, copy_value(item.value)), score=score)
+                for item, score in hits
             ]
 
     def _change(self, id_: ItemId, op: PutOp, texts: _EmbeddingTexts) -> ItemChange:
@@ -239,30 +258,31 @@ class OrtetStore(BaseStore):
         """Return the texts of an item to embed, each with its path."""
         if self.embeddings is None or op.value is None or op.index is False:
             return []
-        found = []
+        indexed = []
         for path, tokens in self._fields if op.index is None else _paths(op.index):
             texts = get_text_at_path(op.value, tokens)
             several = len(texts) > 1
-            found += [(f"{path}.{n}" if several else path, text) for n, text in enumerate(texts)]
-        return found
+            indexed += [(f"{path}.{n}" if several else path, text) for n, text in enumerate(texts)]
+        return indexed
 
     def _pair_vectors(
         self, texts: Iterable[str], embeddings: Iterable[Sequence[float]]
     ) -> dict[str, list[float] | None]:
-        wanted, vectors = list(texts), [list(map(float, one)) for one in embeddings]
+        texts, vectors = list(texts), [list(map(float, vector)) for vector in embeddings]
         dims = (self.index_config or {}).get("dims")
-        if len(wanted) != len(vectors):
+        if len(texts) != len(vectors):
             raise Invalid(
-                "bad_vector", f"embed gave {len(vectors)} vectors for {len(wanted)} texts: mend it"
+                "bad_vector",
+                f"embed returned {len(vectors)} vectors for {len(texts)} texts: correct embed",
             )
         for vector in vectors:
             if (dims and len(vector) != dims) or not all(map(isfinite, vector)):
                 raise Invalid(
                     "bad_vector",
-                    f"embed gave {len(vector)} numbers, dims says {dims}: correct one of them, and "
-                    "give finite numbers",
+                    f"embed returned {len(vector)} numbers, dims says {dims}: correct one of "
+                    "them, and return finite numbers",
                 )
-        return dict(zip(wanted, vectors, strict=True))
+        return dict(zip(texts, vectors, strict=True))
 
     # Time to live.
 
@@ -273,12 +293,18 @@ class OrtetStore(BaseStore):
             return self._journal.expire(self._view.expired_ids(self._journal.now))
 
     def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Future[None]:
-        """Start to sweep in the background.
+        """Start to remove expired items in the background.
 
         To stop, cancel the future or call `stop_ttl_sweeper`.
+
+        Args:
+            sweep_interval_minutes: Minutes between two sweeps; by default those of TTLConfig.
+
+        Returns:
+            A future that is done when the sweeper has ended.
         """
         ended: Future[None] = Future()
-        told = sweep_interval_minutes or (self.ttl_config or {}).get("sweep_interval_minutes")
+        interval = sweep_interval_minutes or (self.ttl_config or {}).get("sweep_interval_minutes")
         if self.ttl_config is None and sweep_interval_minutes is None:
             ended.set_result(None)
             return ended
@@ -286,7 +312,7 @@ class OrtetStore(BaseStore):
         stop = self._stop = threading.Event()
 
         def work() -> None:
-            while not stop.wait(60 * float(told or _SWEEP_MINUTES)):
+            while not stop.wait(60 * float(interval or _SWEEP_MINUTES)):
                 try:
                     self.sweep_ttl()
                 except Exception:  # The next sweep tries again.
@@ -315,8 +341,8 @@ class OrtetStore(BaseStore):
         """Return all versions of an item, oldest first. This reads the whole journal."""
         id_ = checked_id(namespace, key)
         with self._lock:
-            found = item_history(self._journal.all_events(), id_)
-            values = self._journal.values([entry for _, entry in found if entry is not None])
+            versions = item_history(self._journal.all_events(), id_)
+            values = self._journal.values([entry for _, entry in versions if entry is not None])
         return [
             ItemVersion(
                 time=_time(event.time),
@@ -324,7 +350,7 @@ class OrtetStore(BaseStore):
                 by=event.actor,
                 seq=event.seq,
             )
-            for event, entry in found
+            for event, entry in versions
         ]
 
     def erase(self, namespace: tuple[str, ...], key: str) -> ErasureReceipt | None:
