@@ -13,7 +13,25 @@ from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
 from ortet.machines.capture.ignore_rules import IgnoreRules
 from ortet.machines.capture.scanner import scan
-from ortet.machines.capture.stat_index import NOT_APPLIED, RACY, StatIndex, marks_of
+from ortet.machines.capture.stat_index import (
+    COARSE_NS,
+    MAPPED,
+    NOT_APPLIED,
+    RACY,
+    STAT,
+    TICK_NS,
+    DirectoryNode,
+    StatIndex,
+    StatRecord,
+    ctime_granularity_ns,
+    is_dir,
+    is_linked,
+    is_unchanged,
+    keep_unapplied_metadata,
+    marks_of,
+    stat_record,
+    with_mark,
+)
 from ortet.objects.store import LocalObjectStore
 
 IMAGE = Oid(b"\x07" * 32)
@@ -264,3 +282,136 @@ def test_marks_survive_saving(setting: Setting, tmp_path: Path, root: Path) -> N
     assert marks_of(setting.index.root.stats["f"]) & RACY
     assert setting.index.mapped == {b"f"}
     assert list(setting.index.losses) == [b"d/e"]
+
+
+def test_probing_the_ctime_granularity_leaves_no_files(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("f")
+    before = tmp_path.stat()
+    assert ctime_granularity_ns(tmp_path) in (0, TICK_NS, COARSE_NS)
+    after = tmp_path.stat()
+    assert (after.st_mtime_ns, after.st_ctime_ns) == (before.st_mtime_ns, before.st_ctime_ns)
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_granularity_is_zero_only_if_every_change_moves_the_ctime(tmp_path: Path) -> None:
+    """Where it says 0, a thousand changes, each after a stat, have a thousand times."""
+    file = tmp_path / "f"
+    times = set()
+    for number in range(1000):
+        file.write_text(str(number))
+        times.add(file.stat().st_ctime_ns)
+    assert (ctime_granularity_ns(tmp_path) == 0) == (len(times) == 1000)
+
+
+@pytest.mark.parametrize("place", ["/proc", "/no/such/place"])
+def test_granularity_is_coarse_where_no_file_can_be_written(place: str) -> None:
+    assert ctime_granularity_ns(Path(place)) == COARSE_NS
+
+
+def test_whole_seconds_are_coarse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.fstat
+
+    def cut(fd: int) -> os.stat_result:
+        st = real(fd)
+        return os.stat_result(st[:10], {"st_ctime_ns": st.st_ctime_ns // 10**9 * 10**9})
+
+    monkeypatch.setattr("ortet.machines.capture.stat_index.os.fstat", cut)
+    assert ctime_granularity_ns(tmp_path) == COARSE_NS
+
+
+def test_ticks_are_a_small_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.fstat
+    first: list[int] = []
+
+    def tick(fd: int) -> os.stat_result:
+        st = real(fd)
+        first.append(st.st_ctime_ns | 1)
+        return os.stat_result(st[:10], {"st_ctime_ns": first[0]})
+
+    monkeypatch.setattr("ortet.machines.capture.stat_index.os.fstat", tick)
+    assert ctime_granularity_ns(tmp_path) == TICK_NS
+
+
+FILE: StatRecord = (0o100644, 7, 1, 1, 0, 0, 5, -1, 2)
+
+
+@pytest.mark.root
+def test_every_metadata_change_changes_the_seen_stat(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_text("f")
+    states = [stat_record(file.stat())]
+    for change in (
+        lambda: file.write_text("g"),
+        lambda: file.chmod(0o600),
+        lambda: os.utime(file, ns=(0, 1)),
+        lambda: os.chown(file, 1, 2),
+        lambda: os.link(file, tmp_path / "g"),
+        lambda: os.setxattr(file, "user.x", b"1"),
+    ):
+        change()
+        states.append(stat_record(file.stat()))
+    assert len(set(states)) == len(states)
+
+
+def test_marks_make_it_unequal_but_not_other(tmp_path: Path) -> None:
+    st = tmp_path.stat()
+    was = stat_record(st)
+    assert is_unchanged(was, st) and marks_of(was) == 0
+    odd = with_mark(was, NOT_APPLIED)
+    assert odd != was and is_unchanged(odd, st) and marks_of(odd) == NOT_APPLIED
+    racy = with_mark(odd, RACY)
+    assert not is_unchanged(racy, st) and marks_of(racy) == NOT_APPLIED | RACY
+    assert not is_unchanged((), st) and not is_unchanged(was, None)
+    assert with_mark((), RACY) == ()
+
+
+def test_is_linked_and_is_dir_read_the_packed_stat() -> None:
+    linked = (*FILE[:3], 2, *FILE[4:])
+    folder = (0o040755, *linked[1:])
+    assert (is_linked(FILE), is_linked(linked), is_linked(folder)) == (False, True, False)
+    assert (is_dir(FILE), is_dir(folder)) == (False, True)
+    assert not is_linked(()) and not is_dir(())
+
+
+def test_carry_is_field_by_field() -> None:
+    old = TreeEntry(b"x", 0o100755, 10, uid=1, gid=2)
+    was: StatRecord = (0o100700, 0, 0, 1, 7, 8, 0, 11, 0, NOT_APPLIED)
+    now = TreeEntry(b"x", 0o100700, 12, uid=7, gid=9)
+    assert keep_unapplied_metadata(now, was, old) == TreeEntry(b"x", 0o100755, 12, uid=1, gid=9)
+    assert keep_unapplied_metadata(now, was, None) == now
+    link = TreeEntry(b"x", 0o120777, 12, uid=7)
+    assert keep_unapplied_metadata(link, was, old) == link
+
+
+def test_packed_and_unpacked_it_is_the_same() -> None:
+    node = DirectoryNode()
+    node.put("plain", FILE)
+    node.put("raw\udcff", (*FILE, MAPPED))
+    node.put("linked", (*FILE[:3], 3, *FILE[4:]))
+    node.put("huge", (0o100644, 2**64 - 1, *FILE[2:]))
+    again = DirectoryNode(node.pack())
+    assert again.names() == ["plain", "raw\udcff", "linked", "huge"]
+    assert again.linked == {"linked"}
+    assert again.stats == node.stats
+    assert again.linked == {"linked"}
+    assert again.pack() == node.pack()
+
+
+def test_times_of_another_millennium_are_packed_apart() -> None:
+    node = DirectoryNode()
+    node.put("now", FILE)
+    node.put("far", (*FILE[:7], 10**20, FILE[8], NOT_APPLIED))
+    node.put("early", (*FILE[:7], -(10**20), FILE[8]))
+    again = DirectoryNode(node.pack())
+    assert again.stats == node.stats
+
+
+def test_changing_a_packed_node_unpacks_it() -> None:
+    node = DirectoryNode(DirectoryNode().pack())
+    assert node.names() == []
+    node.put("a", FILE)
+    assert node.packed is None
+    assert node.pack().stats == STAT.pack(*FILE)
+    node.drop("a")
+    node.drop("never")
+    assert node.pack().names == b""

@@ -498,7 +498,7 @@ def test_a_malformed_list_of_variables_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["test_kernel", "test_kernel_fork", "test_kernel_nested"])
+@pytest.mark.parametrize("name", ["test_kernel", "test_fork", "test_kernel_nested"])
 def test_the_kernel_tests_pass_as_an_unprivileged_user(place: Path, name: str) -> None:
     """These tests and those of forks again."""
     if os.geteuid() == 0:

@@ -57,7 +57,8 @@ class CriuEngine(Engine):
             self._probed = probe_criu(self._program)
             if all(one.ok for one in self._probed):
                 overlay = self._context.overlay
-                self._probed += probe_overlay(overlay.layer_store.root, overlay.zygote)
+                files = probe_overlay(overlay.layer_store.root, overlay.zygote)
+                self._probed = [*self._probed, *files]  # the list of CRIU is cached
         return self._probed
 
     def open(self, spec: MachineSpec) -> LiveMachine:
