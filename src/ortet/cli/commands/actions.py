@@ -223,7 +223,7 @@ def approve(call: CliCall, approval: str, *, session: str | None, by: str, why: 
 @by_option
 @why_option
 def deny(call: CliCall, approval: str, *, session: str | None, by: str, why: str) -> None:
-    """Deny an action that waits for approval, with a reason.
+    """Deny an action that waits for approval.
 
     \b
     Example:

@@ -243,7 +243,9 @@ def facts_forget(call: CliCall, fact: str, *, why: str, session: str | None) -> 
 @click.argument("fact")
 @session_option
 def facts_history(call: CliCall, fact: str, *, session: str | None) -> None:
-    """List a fact with the facts that it superseded and that superseded it.
+    """List a fact with those before and after it.
+
+    These are the facts that it superseded and that superseded it.
 
     \b
     Example:

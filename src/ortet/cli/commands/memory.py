@@ -40,7 +40,7 @@ def memory() -> None:
 @session_argument_or_option
 @click.option("-o", "--output", metavar="FILE", help="Write to this file.")
 def memory_export(call: CliCall, session: str | None, *, output: str | None) -> None:
-    """Print the facts, decisions and episodes of a session as Markdown.
+    """Print facts, decisions and episodes as Markdown.
 
     \b
     Example:
@@ -123,10 +123,11 @@ def _text_with_reason(record: Fact | Decision) -> str:
 @click.argument("agent", default="default")
 @click.option("--dry-run", is_flag=True, help="Only report the facts that would be learned.")
 def memory_consolidate(call: CliCall, agent: str, *, dry_run: bool) -> None:
-    """Extract facts from an agent's episodes, for all its sessions.
+    """Extract facts from the episodes of an agent.
 
-    From sessions that were opened with a user's scope, the facts are for that user. Each fact names
-    its source event. An episode is consolidated once, and existing facts are not changed.
+    The facts are for all sessions of the agent. From sessions that were opened with a user's scope,
+    the facts are for that user. Each fact names its source event. An episode is consolidated once,
+    and existing facts are not changed.
 
     \b
     Example:
