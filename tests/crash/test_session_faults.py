@@ -87,7 +87,7 @@ class Stage:
                     len(list(known.mind.past)),
                     sorted(episode.summary for episode in known.mind.episodes),
                 )
-                for known in hub.session_manager.scopes.all()
+                for known in hub.session_manager.services.scopes.all()
             }
         files = sorted(path for path in (self.base / "work").rglob("*") if path.is_file())
         found["files"] = {path.name: path.read_text() for path in files}

@@ -100,7 +100,7 @@ def has(hub: Hub, timeline: str, seq: int) -> str:
 
 def every_event(hub: Hub, family: str) -> Iterator[Event]:
     """Of all timelines of a family, restored away or not, each once."""
-    chain = hub.session_manager.chain
+    chain = hub.session_manager.services.chain
     todo = [span.timeline for span in hub.get(family).event_log.timeline_spans()[:1]]
     while todo:
         timeline = todo.pop()
@@ -116,9 +116,11 @@ def check_told(hub: Hub) -> None:
     with hub.session(NAME) as s:
         committed = s.event_log.base.seq
         meant = [fact for fact in s.state.facts if fact.scope and fact.seq <= committed]
-    for known in hub.session_manager.scopes.all():
+    for known in hub.session_manager.services.scopes.all():
         told = [
-            e.data["id"] for e in known.events(hub.session_manager) if e.kind in ("fact", "episode")
+            e.data["id"]
+            for e in known.events(hub.session_manager.services)
+            if e.kind in ("fact", "episode")
         ]
         assert len(told) == len(set(told))
         assert {fact.id for fact in meant} <= set(told)

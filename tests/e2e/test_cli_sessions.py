@@ -214,7 +214,7 @@ class TestActions:
         assert ortet.kind("act", "settle", id_, "-s", "s", cwd=here, code=5) == "settled"
         assert ortet("act", "settle", "zz", "-s", "s", cwd=here, code=None).code == 4
         with open_hub(ortet.store) as hub, hub.session("s") as s:
-            assert s.act(lambda: 0, name="pay", key="k") == {"paid": True}
+            assert s.act(lambda: {"paid": False}, name="pay", key="k") == {"paid": True}
 
 
 class TestLife:

@@ -22,7 +22,7 @@ from ortet.hub.hub import Hub
 from ortet.ids import from_hex
 from ortet.server.auth.tokens import Tokens
 from ortet.server.raw_store.routes import raw_routes
-from ortet.sessions.history.forking import fork_at
+from ortet.sessions.history.fork_session import fork_at
 
 
 class Scene(NamedTuple):

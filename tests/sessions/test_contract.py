@@ -155,7 +155,7 @@ def test_actions_sync_and_async_run_once_and_replay_from_the_record(tmp_path: Pa
         assert s.act(pay, 5, key="invoice") == 5
 
         with pytest.raises(Invalid) as caught:
-            s.act(fetch, "x")
+            _ = s.act(fetch, "x")
         assert caught.value.kind == "async_action"
         assert asyncio.run(act(s, fetch, "x", why="read it")) == "page of x"
         assert asyncio.run(act(s, pay, 6)) == 6

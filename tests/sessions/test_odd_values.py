@@ -134,7 +134,7 @@ class TestOneDeed:
 
         def again() -> str:
             with pytest.raises(Conflict) as refused:  # both have seen that it failed
-                second._effects._begin(
+                second.pipeline.effects._begin(
                     action, said, why="", before=before, version=version, approve=None
                 )
             assert refused.value.kind == "in_flight"
@@ -142,7 +142,7 @@ class TestOneDeed:
             return "paid"
 
         action, said = _described(again)
-        before, version = second._effects._find_previous(action)
+        before, version = second.pipeline.effects.find_previous(action)
         assert first.act(again, key="invoice-1", replay="once", name="pay") == "paid"
         assert second.act(again, key="invoice-1", replay="once", name="pay") == "paid"
         assert done == ["first"]

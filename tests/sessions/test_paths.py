@@ -16,7 +16,9 @@ def _one_by_one(hub: ortet.Hub) -> list[list[object]]:
     minds = hub.session_manager
     return [
         list(
-            EventLog(hub.catalog, hub.objects, minds.chain, timeline=row.timeline).timeline_spans()
+            EventLog(
+                hub.catalog, hub.objects, minds.services.chain, timeline=row.timeline
+            ).timeline_spans()
         )
         for row in minds.all()
     ]

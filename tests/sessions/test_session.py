@@ -270,7 +270,9 @@ s.act(pay, key="k", replay="once", why="the invoice is due")
                 s.act(lambda: mark.write_text("twice"), key="k", replay="once", name="pay")
             assert caught.value.details["id"] == effect.id
             s.settle(effect.id, {"paid": True})
-            assert s.act(lambda: 1, key="k", replay="once", name="pay") == {"paid": True}
+            assert s.act(lambda: {"paid": False}, key="k", replay="once", name="pay") == {
+                "paid": True
+            }
             with pytest.raises(Conflict):
                 s.settle(effect.id, None)
             with pytest.raises(NotFound):

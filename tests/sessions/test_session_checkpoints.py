@@ -79,7 +79,7 @@ def test_session_made_from_a_checkpoint_has_the_same_state(
         t.commit("two")
         assert t.act(lambda: {"paid": 0}, name="pay", key="invoice-7", replay="once") == {"paid": 5}
         (kid,) = t.fork(1)
-        assert kid.act(lambda: 0, name="pay", key="invoice-7") == {"paid": 5}
+        assert kid.act(lambda: {"paid": 0}, name="pay", key="invoice-7") == {"paid": 5}
     with target.session("again") as t:
         assert told(t.checkpoint()) == told(record)
     target.verify()

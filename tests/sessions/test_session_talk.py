@@ -239,13 +239,13 @@ class TestLast:
                 s.say("user", f"m{number}")
         view = hub.get(s.id)
         read = list[tuple[int, int | None]]()
-        events = view.events
+        events = view.internals.events
 
         def watched(after: int = 0, upto: int | None = None) -> Iterator[Event]:
             read.append((after, upto))
             return events(after, upto)
 
-        view.events = watched  # type: ignore[method-assign]
+        view.internals.events = watched  # type: ignore[method-assign]
         assert view.messages(last=1)[0].content == "m2999"
         assert len(read) == 1
         assert read[0][0] > 2900
@@ -282,7 +282,7 @@ class TestBriefing:
         self, store: Path
     ) -> None:
         code = """
-s._add("goal", {"text": "make the suite green"})
+s.pipeline.add("goal", {"text": "make the suite green"})
 s.plan(["reproduce", "fix", "verify"]); s.advance()
 s.say("user", "the login test fails")
 try:

@@ -31,7 +31,7 @@ POINTS = ["sweep.after-marks", "sweep.after-epoch", "sweep.before-delete", "swee
 _WRITER = """
 import json, os, sys, ortet
 from pathlib import Path
-from ortet.sessions.history.forking import fork_at
+from ortet.sessions.history.fork_session import fork_at
 from ortet.ids import from_hex
 from ortet.objects.base import Kind
 url, name, place = sys.argv[1:]

@@ -17,8 +17,7 @@ from ortet.hub.hub import Hub
 from ortet.ids import from_hex
 from ortet.objects.base import Kind
 from ortet.objects.gc import sweep_remote
-from ortet.sessions.history.forking import fork_at
-from ortet.sessions.history.whatif import fork_behind
+from ortet.sessions.history.fork_session import fork_at, fork_behind
 
 pytestmark = pytest.mark.usefixtures("no_grace")
 

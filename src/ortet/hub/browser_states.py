@@ -52,11 +52,11 @@ def _referenced_states(sessions: SessionManager) -> Iterator[str]:
             seen.add(oid)
             if any(decode(EventHeader, head).kind == "browser" for head in segment.heads):
                 for row in unseal(store.objects, segment):
-                    event = sessions.chain.read(row, segment.timeline.hex())
+                    event = sessions.services.chain.read(row, segment.timeline.hex())
                     yield event.data.get("storage", "")
     for one in sessions.all():
         if one.status != ARCHIVED:
-            line = sessions.load(one).line
+            line = sessions.services.load(one).line
             yield from (e.data.get("storage", "") for e in line.events(line.base.seq))
         if (now := store.catalog.row(BROWSER, one.id)) is not None:
             yield decode(BrowserState, now.value).storage

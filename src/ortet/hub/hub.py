@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from ortet.objects.gc.sweep import SweepReport
     from ortet.objects.gc.verify import VerifyReport
     from ortet.sessions.actions.bill import Bill, GroupBy, Since
-    from ortet.sessions.manager import SessionManager
+    from ortet.sessions.manager import SessionManager, SwarmRunner
     from ortet.sessions.memory.consolidate import ConsolidationReport
     from ortet.sessions.memory.report import MemoryDiff
     from ortet.sessions.profiles import ProbePolicy
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from ortet.sessions.results import ArchiveRecord, RecallResult
     from ortet.sessions.session import Session
     from ortet.sessions.starting import FilesLocation
-    from ortet.sessions.swarm_api import SwarmRunner
     from ortet.sessions.table import SessionRow
     from ortet.sessions.times import Moment
     from ortet.sessions.writing.event_writer import Durability
@@ -730,10 +729,8 @@ class Hub:
             Invalid: kind "no_reply", if `reply` returns None.
             Refused: kind "lease_held", if another process has the session open.
         """
-        from ortet.sessions.portable.carry_token import turn
-
         optional(CALLABLE, reply=reply)
-        return turn(self.session_manager, session, message, role=role, agent=agent, reply=reply)
+        return self.session_manager.turn(session, message, role=role, agent=agent, reply=reply)
 
     def from_carry(self, text: str) -> Session:
         """Open the session that a carry token describes. `Session.carry` makes the token.
@@ -746,9 +743,7 @@ class Hub:
             Conflict: kind "stale_carry", if the store has newer events.
             Unsupported: kind "newer_carry", if a later release made the token.
         """
-        from ortet.sessions.portable.carry_token import from_carry
-
-        return from_carry(self.session_manager, text)
+        return self.session_manager.from_carry(text)
 
     def from_checkpoint(
         self, checkpoint: AgentCheckpoint | str | bytes, *, name: str = "", agent: str = ""
@@ -766,9 +761,7 @@ class Hub:
         Raises:
             Invalid: kind "bad_checkpoint". The message names the wrong field. Nothing is created.
         """
-        from ortet.sessions.portable.checkpoint import from_checkpoint
-
-        return from_checkpoint(self.session_manager, checkpoint, name, agent)
+        return self.session_manager.from_checkpoint(checkpoint, name, agent)
 
     # maintenance and transfer
 
@@ -1030,7 +1023,7 @@ class Hub:
 
 def hub_of(session: SessionReader) -> Hub:
     """Return the hub that opened a session."""
-    hub = session.sessions.hub
+    hub = session.internals.services.hub
     assert isinstance(hub, Hub)
     return hub
 

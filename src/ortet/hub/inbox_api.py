@@ -122,13 +122,14 @@ class InboxApi:
                 and it fits the event.
             NotFound: If there is no such event, or it was erased.
         """
+        from ortet.sessions.history.fork_session import fork_parent_of
         from ortet.sessions.history.whatif import whatif
 
         require(FLAG, machine=machine)
         view = self._session_reader(session)
         changes = {"message": message, "result": result, "error": error}
         change = {name: value for name, value in changes.items() if value is not UNSET}
-        return whatif(self._sessions, view, at, machine=machine, **change)
+        return whatif(self._sessions, fork_parent_of(view), at, machine=machine, **change)
 
     def diff_runs(self, a: str | SessionReader, b: str | SessionReader) -> RunDiff:
         """Compare the events of two sessions.

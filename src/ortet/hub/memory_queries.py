@@ -71,9 +71,9 @@ class MemoryQueries:
         while True:
             try:
                 reach = remembering.all_searchable_logs(
-                    sessions, agent=agent, session=session, word=asked.scope
+                    sessions.services, agent=agent, session=session, word=asked.scope
                 )
-                return remembering.recall(sessions, reach, asked, explain=explain)
+                return remembering.recall(sessions.services, reach, asked, explain=explain)
             except NotFound as error:  # another process is removing that session; search again
                 tries -= 1
                 if error.kind != "no_timeline" or not tries:
@@ -142,11 +142,11 @@ class MemoryQueries:
                 "every episode anew",
             )
         chosen = extractor if extractor is not None else RuleExtractor()
-        return consolidate(self._sessions, check_agent(agent), chosen, dry_run=dry_run)
+        return consolidate(self._sessions.services, check_agent(agent), chosen, dry_run=dry_run)
 
     def memory_diff(self, old: Ref, new: Ref) -> MemoryDiff:
         """Compare the facts of two commits or branches, and list the episodes between them."""
         from ortet.sessions.memory.report import memory_diff
 
         refs = self._sessions.store.refs
-        return memory_diff(self._sessions, refs.resolve(old), refs.resolve(new))
+        return memory_diff(self._sessions.services, refs.resolve(old), refs.resolve(new))

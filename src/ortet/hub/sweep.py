@@ -116,14 +116,14 @@ def _unsealed_rows(sessions: SessionManager, row: SessionRow) -> Iterator[EventR
     store = sessions.store
     head = store.catalog.head(f"branch:{row.branch}")
     try:
-        journal, _ = sealed_journal(sessions, row, head.oid if head else None)
+        journal, _ = sealed_journal(sessions.services, row, head.oid if head else None)
     # damaged commit, which `verify` reports; keep too many objects rather than too few
     except OrtetError:
         return _all_rows(store.catalog, row.timeline)
     if store.catalog.last_seq(row.timeline) <= journal.seq:
         return iter(())
     line = EventLog(
-        store.catalog, store.objects, sessions.chain, timeline=row.timeline, base=journal
+        store.catalog, store.objects, sessions.services.chain, timeline=row.timeline, base=journal
     )
     return line.rows(journal.seq)
 

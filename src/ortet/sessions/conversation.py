@@ -1,16 +1,19 @@
-"""The session verbs for conversation, plan, facts and decisions. Each appends one event."""
+"""The conversation facet of a session: messages, plan, questions, decisions, notes and records.
+
+Each writing verb appends one event. On a session that was opened for reading it raises
+Refused("read_only").
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ortet._util.validation import (
     CALLABLE,
-    FRACTION,
+    COUNT,
     LIST,
-    POSITIVE_COUNT,
+    TEXT,
     check_text,
     check_texts,
     optional,
@@ -22,41 +25,49 @@ from ortet.journal.conversation.compaction import (
     Summarise,
     compaction_data,
     compaction_of,
+    compactions,
     extract_summary,
 )
+from ortet.journal.conversation.superseded import is_superseded
+from ortet.journal.conversation.tool_calls import without_obsolete_results
 from ortet.journal.events import Event, check_custom_kind
-from ortet.journal.state.records import Fact, Message, SourceEventRef
-from ortet.sessions.memory.episodes import compaction_episode, episode_data, last_episode_seq
-from ortet.sessions.memory.facts import fact_in, facts_of
-from ortet.sessions.memory.shared_scopes import check_scope
-from ortet.sessions.reader import SessionReader
-from ortet.sessions.recollect import plan_compaction
-from ortet.sessions.results import RecallHit, fact_id
-from ortet.sessions.times import Moment, ns_of
+from ortet.journal.state.records import Decision, Message, Question, message_of
+from ortet.sessions.context import SessionContext
+from ortet.sessions.memory.episodes import compaction_episode
+from ortet.sessions.recollect import (
+    dropped_of,
+    last_messages,
+    live_notes,
+    open_questions,
+    plan_compaction,
+)
 from ortet.sessions.writing.idempotent_turns import find_keyed_events
+from ortet.sessions.writing.pipeline import VerbPipeline, need_writer
+
+if TYPE_CHECKING:
+    from ortet.sessions.export import Format
 
 _MAX_TTL_SECONDS = 5e9
 """Highest lifetime of a note in seconds."""
 
 
-class ConversationMixin(SessionReader):
-    """The verbs of Session that only append events."""
+class Conversation:
+    """Messages, plan, questions, decisions, notes and custom records of a session."""
 
-    _note_ttl: float | None = None  # lifetime of notes without their own
+    def __init__(
+        self,
+        context: SessionContext,
+        pipeline: VerbPipeline | None = None,
+        *,
+        note_ttl: float | None = None,
+    ) -> None:
+        self._context = context
+        self._pipeline = pipeline
+        self._note_ttl = note_ttl  # lifetime of notes without their own
 
-    @abstractmethod
-    def _add(self, kind: str, data: Mapping[str, Any], *, version: int = 1) -> Event: ...
-
-    @abstractmethod
-    def _add_all(
-        self, kind: str, several: Sequence[Mapping[str, Any]], key: str = ""
-    ) -> list[Event]: ...
-
-    @abstractmethod
-    def _check_open(self) -> None: ...
-
-    @abstractmethod
-    def _new_id(self) -> str: ...
+    @property
+    def _verbs(self) -> VerbPipeline:
+        return need_writer(self._pipeline)
 
     def say(self, role: str, content: Any, **extra: Any) -> Event:
         """Add a message.
@@ -66,7 +77,7 @@ class ConversationMixin(SessionReader):
             content: text, or the content parts of a model API.
             **extra: further fields of the message, such as tool_calls.
         """
-        return self._add("message", message_data(role, content, extra))
+        return self._verbs.add("message", message_data(role, content, extra))
 
     def say_all(
         self, messages: Iterable[tuple[str, Any] | Mapping[str, Any]], *, key: str = ""
@@ -92,15 +103,15 @@ class ConversationMixin(SessionReader):
                 extra = dict(message)
                 role, content = extra.pop("role", ""), extra.pop("content", None)
             said.append(message_data(role, content, extra))
-        if key and said and not self.is_replaying:
-            known = find_keyed_events(self, key, said)
-            return self._add_all("message", said, key) if known is None else known
-        return self._add_all("message", said) if said else []
+        if key and said and not self._context.is_replaying:
+            known = find_keyed_events(self._context, key, said)
+            return self._verbs.add_all("message", said, key) if known is None else known
+        return self._verbs.add_all("message", said) if said else []
 
     def think(self, text: str) -> Event:
         """Record a thought of the agent. A thought is not a message of the conversation."""
         check_text(text=text)
-        return self._add("thought", {"text": text})
+        return self._verbs.add("thought", {"text": text})
 
     def note(self, key: str, value: Any, *, ttl: float | None = None) -> Event:
         """Keep a value under a key for a while.
@@ -120,8 +131,69 @@ class ConversationMixin(SessionReader):
                 or not 0 <= ttl < _MAX_TTL_SECONDS
             ):
                 raise Invalid("bad_ttl", f"ttl={ttl!r}: give seconds, or None for no end")
-            data["expires"] = self._now() + int(ttl * 1e9)
-        return self._add("note", data)
+            data["expires"] = self._context.now() + int(ttl * 1e9)
+        return self._verbs.add("note", data)
+
+    def plan(self, steps: Sequence[str]) -> Event:
+        """Set the plan: the steps in order. The first step becomes the current one."""
+        return self._verbs.add("plan", {"steps": check_texts("steps", steps)})
+
+    def advance(self, to: int | None = None) -> Event:
+        """Move to the next step of the plan, or to step `to`, counted from 0.
+
+        Raises:
+            Invalid: "bad_step" if the plan has no such step.
+        """
+        step = self._context.state.core.step + 1 if to is None else to
+        if type(step) is not int or not 0 <= step <= len(self._context.state.core.plan):
+            last = len(self._context.state.core.plan)
+            raise Invalid("bad_step", f"step {step!r} is not in the plan: give 0 to {last}")
+        return self._verbs.add("step", {"step": step})
+
+    def ask(self, text: str) -> str:
+        """Ask a question that stays open until it is answered. Return its id."""
+        check_text(text=text)
+        event = self._verbs.add("question", {"id": self._verbs.new_id(), "text": text})
+        return str(event.data["id"])
+
+    def answer(self, question: str, answer: Any) -> Event:
+        """Answer a question by its id.
+
+        Raises:
+            NotFound: "no_question" if it was not asked.
+        """
+        check_text(question=question)
+        if self._context.state.questions.get(question) is None:
+            raise NotFound("no_question", f"{question!r} was not asked: s.questions() lists them")
+        return self._verbs.add("answer", {"id": question, "answer": answer})
+
+    def decide(self, text: str, *, why: str = "", instead_of: Sequence[str] = ()) -> str:
+        """Record a decision with its rejected alternatives, and return its id.
+
+        Args:
+            text: the decision.
+            why: the reason.
+            instead_of: the alternatives.
+        """
+        check_text(text=text, why=why)
+        data = {"text": text, "why": why, "instead_of": check_texts("instead_of", instead_of)}
+        return str(self._verbs.add("decision", {"id": self._verbs.new_id(), **data}).data["id"])
+
+    def record(self, kind: str, data: Mapping[str, Any], *, version: int = 1) -> Event:
+        """Record an event of a kind that your program defines.
+
+        `s.records(kind)` reads these events.
+
+        Args:
+            kind: the kind, such as "myapp.ticket".
+            data: plain data.
+            version: the version of the schema of `data`; see `ortet.upcast`.
+        """
+        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+            raise Invalid("bad_version", f"version {version!r}: give a number from 1")
+        if not isinstance(data, Mapping):
+            raise Invalid("not_json", f"{type(data).__name__} is no record: give a dict")
+        return self._verbs.add(check_custom_kind(kind), data, version=version)
 
     def compact(self, keep_last: int = 20, summarise: Summarise | None = None) -> Compaction | None:
         """Leave all but the newest messages out of context, with a summary in their place.
@@ -138,226 +210,91 @@ class ConversationMixin(SessionReader):
         Raises:
             Conflict: "compacted" if the conversation was compacted concurrently.
         """
-        self._check_open()
+        self._verbs.check_open()
         optional(CALLABLE, summarise=summarise)
-        past = plan_compaction(self, keep_last, summarise or extract_summary)
+        past = plan_compaction(self._context, keep_last, summarise or extract_summary)
         if past is None:
             return None
-        told = compaction_episode(self, self._new_id(), past)
-        made = compaction_of(self._add("compaction", compaction_data(past)))
+        told = compaction_episode(self._context, self._verbs.new_id(), past)
+        made = compaction_of(self._verbs.add("compaction", compaction_data(past)))
         if told is not None:
-            self._add("episode", told)
+            self._verbs.add("episode", told)
         return made
 
-    def milestone(
-        self,
-        summary: str = "",
-        *,
-        outcome: str = "",
-        importance: float | None = None,
-        summarise: Summarise | None = None,
-    ) -> str:
-        """Record the events since the last episode as an episode.
+    # reading
+
+    def messages(self, last: int | None = None) -> list[Message]:
+        """Return the messages that are in context, in order.
+
+        Messages on an abandoned path of the conversation are left out.
 
         Args:
-            summary: what happened; by default made from messages, decisions and facts.
-            outcome: how it ended.
-            importance: 0 to 1.
-            summarise: makes the summary.
-
-        Returns:
-            The id of the episode, or "" if nothing happened.
+            last: return only this many of the newest messages. This reads only these.
         """
-        check_text(summary=summary, outcome=outcome)
-        optional(CALLABLE, summarise=summarise)
-        optional(FRACTION, importance=importance)
-        self._check_open()
-        told = episode_data(
-            self,
-            self._new_id(),
-            cause="milestone",
-            events=self.events(last_episode_seq(self)),
-            summary=summary,
-            outcome=outcome,
-            importance=importance,
-            summarise=summarise,
-        )
-        return "" if told is None else str(self._add("episode", told).data["id"])
-
-    def ask(self, text: str) -> str:
-        """Ask a question that stays open until it is answered. Return its id."""
-        check_text(text=text)
-        event = self._add("question", {"id": self._new_id(), "text": text})
-        return str(event.data["id"])
-
-    def answer(self, question: str, answer: Any) -> Event:
-        """Answer a question by its id.
-
-        Raises:
-            NotFound: "no_question" if it was not asked.
-        """
-        check_text(question=question)
-        if self._state.questions.get(question) is None:
-            raise NotFound("no_question", f"{question!r} was not asked: s.questions() lists them")
-        return self._add("answer", {"id": question, "answer": answer})
-
-    def plan(self, steps: Sequence[str]) -> Event:
-        """Set the plan: the steps in order. The first step becomes the current one."""
-        return self._add("plan", {"steps": check_texts("steps", steps)})
-
-    def advance(self, to: int | None = None) -> Event:
-        """Move to the next step of the plan, or to step `to`, counted from 0.
-
-        Raises:
-            Invalid: "bad_step" if the plan has no such step.
-        """
-        step = self._state.core.step + 1 if to is None else to
-        if type(step) is not int or not 0 <= step <= len(self._state.core.plan):
-            last = len(self._state.core.plan)
-            raise Invalid("bad_step", f"step {step!r} is not in the plan: give 0 to {last}")
-        return self._add("step", {"step": step})
-
-    def learn(
-        self,
-        text: str,
-        *,
-        about: str = "",
-        scope: str | None = None,
-        confidence: float = 1.0,
-        since: Moment | None = None,
-        until: Moment | None = None,
-        source: Event | Message | SourceEventRef | int | None = None,
-        supersedes: str | Fact | RecallHit | None = None,
-    ) -> str:
-        """Record a fact and return its id.
-
-        Args:
-            text: the fact.
-            about: its subject.
-            scope: who shares it: "session", "agent", "user:NAME" or "project:NAME". Shared facts
-                are published by a commit, those of a fork when it is adopted.
-            confidence: 0 to 1.
-            since: when it starts to hold.
-            until: when it stops to hold.
-            source: the event that it comes from.
-            supersedes: the fact that it replaces: an id, a Fact or a hit.
-        """
-        return self._fact(
-            "fact",
-            text,
-            about,
-            scope=scope,
-            confidence=confidence,
-            since=since,
-            until=until,
-            source=source,
-            supersedes=supersedes,
+        if last is not None:
+            return last_messages(self._context, last)
+        events = self._context.events(self._context.state.core.since)
+        said = [message_of(event) for event in events if _is_message(event)]
+        aside = self._context.state.core.aside
+        return without_obsolete_results(
+            [one for one in said if not is_superseded(aside, one.seq)] if aside else said
         )
 
-    def lesson(self, text: str, *, about: str = "", scope: str | None = None) -> str:
-        """Record what a failure taught, and return the id. See `learn`."""
-        return self._fact("lesson", text, about, scope=scope)
+    def compactions(self) -> list[Compaction]:
+        """Return the compactions of the context, newest first."""
+        return list(compactions(self._context.state.core.summary, self._context.events))
 
-    def forget(self, fact: str | Fact | RecallHit, *, why: str = "") -> Event:
-        """Retract a fact. The fact and the reason stay recorded.
-
-        A shared fact is retracted for others when the session commits.
-
-        Raises:
-            NotFound: "no_fact" if it is not known or already retracted.
-        """
-        known = self._require_fact(fact)
-        check_text(why=why)
-        shared = {"scope": known.scope} if known.scope else {}
-        return self._add("fact", {"id": known.id, "gone": True, "why": why, **shared})
-
-    def _require_fact(self, fact: str | Fact | RecallHit) -> Fact:
-        id_ = fact_id(fact)
-        found = fact_in(self._state, self.shared(), id_)
-        if found is None:
-            past = facts_of(self._state, self.shared(), past=True).get(id_)
-            if past is not None:
-                how = f"superseded by {past.ended_by}" if past.ended_by else "forgotten"
-                raise NotFound(
-                    "no_fact",
-                    f"{id_!r} is believed no more, it was {how}: s.fact_history() has what came "
-                    "after it",
-                )
-            raise NotFound("no_fact", f"{id_!r} is no fact that is known: s.facts() lists them")
-        return found
-
-    def decide(self, text: str, *, why: str = "", instead_of: Sequence[str] = ()) -> str:
-        """Record a decision with its rejected alternatives, and return its id.
+    def dropped(self, compaction: int = 0) -> list[Message]:
+        """Return the messages that compactions left out, in order.
 
         Args:
-            text: the decision.
-            why: the reason.
-            instead_of: the alternatives.
+            compaction: the event number of one compaction; 0 for all of them.
         """
-        check_text(text=text, why=why)
-        data = {"text": text, "why": why, "instead_of": check_texts("instead_of", instead_of)}
-        return str(self._add("decision", {"id": self._new_id(), **data}).data["id"])
+        require(COUNT, compaction=compaction)
+        return dropped_of(self._context, compaction)
 
-    def record(self, kind: str, data: Mapping[str, Any], *, version: int = 1) -> Event:
-        """Record an event of a kind that your program defines.
+    def export_messages(self, format: Format, *, whole: bool = False) -> Any:
+        """Return the conversation in the format of a model API, ready to be sent.
 
-        `s.records(kind)` reads these events.
+        Every tool call has a result. Thoughts are included where the API accepts them.
 
         Args:
-            kind: the kind, such as "myapp.ticket".
-            data: plain data.
-            version: the version of the schema of `data`; see `ortet.upcast`.
+            format: "openai" (a list of messages), "openai-responses" (a list of items) or
+                "anthropic" ({"system", "messages"}).
+            whole: include messages that compactions left out.
         """
-        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-            raise Invalid("bad_version", f"version {version!r}: give a number from 1")
-        if not isinstance(data, Mapping):
-            raise Invalid("not_json", f"{type(data).__name__} is no record: give a dict")
-        return self._add(check_custom_kind(kind), data, version=version)
+        from ortet.sessions.export import export_messages
 
-    def _fact(
-        self,
-        kind: str,
-        text: str,
-        about: str,
-        *,
-        scope: str | None = None,
-        confidence: float = 1.0,
-        since: Moment | None = None,
-        until: Moment | None = None,
-        source: Event | Message | SourceEventRef | int | None = None,
-        supersedes: str | Fact | RecallHit | None = None,
-    ) -> str:
-        check_text(text=text, about=about)
-        if not text.strip():
-            raise Invalid("no_text", f"a {kind} that says nothing: give text")
-        data: dict[str, Any] = {"id": self._new_id(), "text": text, "about": about}
-        if word := check_scope(scope):
-            data["scope"] = word
-        if confidence != 1.0:
-            require(FRACTION, confidence=confidence)
-            data["confidence"] = float(confidence)
-        if since is not None:
-            data["since"] = ns_of("since", since)
-        if until is not None:
-            data["until"] = ns_of("until", until)
-            if since is not None and data["until"] <= data["since"]:
-                raise Invalid("bad_time", "a fact that ends before it begins: correct since, until")
-        if source is not None:
-            data["source"] = self._origin(source)
-        if supersedes is not None:
-            data["supersedes"] = self._require_fact(supersedes).id
-        return str(self._add(kind, data).data["id"])
+        return export_messages(self._context, format, whole=whole)
 
-    def _origin(self, source: Event | Message | SourceEventRef | int) -> dict[str, Any]:
-        """Return the reference to the event that a fact comes from."""
-        if isinstance(source, SourceEventRef):
-            return {"timeline": source.timeline, "seq": source.seq, "session": source.session}
-        seq = source if isinstance(source, int) else getattr(source, "seq", None)
-        require(POSITIVE_COUNT, source=seq)
-        assert isinstance(seq, int)
-        for event in self.events(seq - 1, seq):
-            return {"timeline": event.timeline, "seq": seq, "session": self.id}
-        raise NotFound("no_event", f"there is no event {seq} yet: s.events() has all of them")
+    def decisions(self) -> list[Decision]:
+        """Return all decisions."""
+        return list(self._context.state.decisions)
+
+    def questions(self) -> list[Question]:
+        """Return the open questions."""
+        return open_questions(self._context.state)
+
+    def comments(self) -> list[Event]:
+        """Return the comments of people on the session.
+
+        Comments are not messages: a message between a tool call and its result makes a model API
+        refuse both.
+        """
+        return [event for event in self._context.events() if event.kind == "comment"]
+
+    def records(self, kind: str | None = None) -> list[Event]:
+        """Return the events of kinds that programs define, all or of one kind.
+
+        `data` is in the newest schema that is registered in this process.
+        """
+        optional(TEXT, kind=kind)
+        own = (event for event in self._context.events() if "." in event.kind)
+        return [event for event in own if kind in (None, event.kind)]
+
+    def notes(self) -> dict[str, Any]:
+        """Return the notes that have not expired."""
+        return live_notes(self._context.state, self._context.now())
 
 
 def message_data(role: Any, content: Any, extra: dict[str, Any]) -> dict[str, Any]:
@@ -366,3 +303,7 @@ def message_data(role: Any, content: Any, extra: dict[str, Any]) -> dict[str, An
         raise Invalid("bad_role", f"role {role!r}: say who speaks, as 'user' or 'assistant'")
     data = {"role": role, "content": content}
     return {**data, "extra": extra} if extra else data
+
+
+def _is_message(event: Event) -> bool:
+    return event.kind == "message" and not event.erased

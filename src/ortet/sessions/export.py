@@ -24,10 +24,10 @@ from ortet.journal.events import Event
 from ortet.journal.state.records import Message, message_of
 from ortet.sessions.actions.artifacts import StoredContent, load
 from ortet.sessions.recollect import last_compaction, system_messages
-from ortet.sessions.writing import bulk_import
+from ortet.sessions.writing import large_events
 
 if TYPE_CHECKING:
-    from ortet.sessions.reader import SessionReader
+    from ortet.sessions.context import SessionContext
 
 Format = Literal["openai", "openai-responses", "anthropic"]
 
@@ -40,7 +40,7 @@ _THOUGHT_SIGNATURES = {
 _BEGINNING = "(What was said before is not here.)"
 
 
-def export_messages(view: SessionReader, format: Format, *, whole: bool) -> Any:
+def export_messages(view: SessionContext, format: Format, *, whole: bool) -> Any:
     """Export the conversation; see `SessionReader.export_messages`."""
     if format not in get_args(Format):
         raise Invalid("bad_format", f"{format!r}: give one of {', '.join(get_args(Format))}")
@@ -63,7 +63,7 @@ def _for_items(part: dict[str, Any]) -> dict[str, Any]:
     return part if part.get("type") == "reasoning" else to_chat_part(part)
 
 
-def _messages_to_export(view: SessionReader, *, whole: bool) -> Iterator[Message]:
+def _messages_to_export(view: SessionContext, *, whole: bool) -> Iterator[Message]:
     """Iterate over the messages, with thoughts that an API accepts as separate messages.
 
     Large content that is stored apart from its event is loaded.
@@ -86,11 +86,11 @@ def _messages_to_export(view: SessionReader, *, whole: bool) -> Iterator[Message
             yield thought
 
 
-def _restore_spilled(view: SessionReader, event: Event) -> Event:
+def _restore_spilled(view: SessionContext, event: Event) -> Event:
     if not event.refs:  # without refs the name is user data and must not read the store
         return event
     if spill.SPILL_KEY not in event.data:
-        return replace(event, data=bulk_import.full_data(view.store, event))
+        return replace(event, data=large_events.full_data(view.store, event))
 
     def read(named: dict[str, Any]) -> bytes:
         return load(view.store.objects, StoredContent(named["oid"], named["size"]))

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from ortet._util.validation import check_text
 from ortet.backends.base import Append, Lease, LeaseClaim, Timeline
-from ortet.errors import Conflict, NotFound, OrtetError, Refused
-from ortet.history.tree.tree import Maps
+from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Refused
 from ortet.ids import Oid
-from ortet.journal.event_chain import EventChain
-from ortet.journal.events import Draft, Tip
-from ortet.sessions import starting
+from ortet.journal.events import Draft, Tip, check_plain
+from ortet.journal.state.records import Message
 from ortet.sessions.actions.budget import initial_budget_rows
 from ortet.sessions.actions.budget_math import budget_event_data, parse_limits
+from ortet.sessions.context import SessionContext, SessionHub, SessionServices
 from ortet.sessions.history.commit import BranchWriter
-from ortet.sessions.history.load import ForkPointCache, LoadedSession, load_session
+from ortet.sessions.history.load import LoadedSession
 from ortet.sessions.history.participants import DetachedSessionParticipant
-from ortet.sessions.memory.shared_scopes import SharedScopes
 from ortet.sessions.profiles import DEFAULT_OPTIONS, OpenOptions, Profile, find_profile
 from ortet.sessions.reader import SessionReader
-from ortet.sessions.results import ArchiveRecord
 from ortet.sessions.session import Session
 from ortet.sessions.starting import (
     NO_FILES,
@@ -60,25 +56,32 @@ from ortet.workspaces.commit_participant import CommitParticipant, NoParticipant
 from ortet.workspaces.manager import WorkspaceManager
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from ortet.journal.reports.checkpoint import AgentCheckpoint
     from ortet.memory.base import IndexFactory
     from ortet.memory.embedders.base import Embedder
-    from ortet.memory.extraction.summaries import Summariser
-    from ortet.memory.library import Library
-    from ortet.sessions.swarm_api import SwarmRunner
+    from ortet.sessions.swarm_api import SwarmRequest, SwarmResult
     from ortet.store.context import ReplayRequest, StoreContext
-    from ortet.workspaces.workspace import Workspace
 
 _TRIES = 100
 
 
-class SessionHub(Protocol):
-    """What sessions call on the hub that opened them."""
+class SwarmRunner(Protocol):
+    """Runs swarms. `config` gives one to the hub, so that sessions do not import `swarm`."""
 
-    def archive(self, session: str, why: str = "") -> ArchiveRecord: ...
+    def run(self, session: Session, wish: SwarmRequest) -> SwarmResult:
+        """Run a swarm; see `Session.swarm`."""
+        ...
 
-    def audit(self, session: str) -> object: ...
+    def all(self, session: SessionReader) -> list[SwarmResult]:
+        """Return the swarms of a session, oldest first, as they are now."""
+        ...
+
+    def get(self, session: SessionReader, name: str) -> SwarmResult:
+        """Return one swarm. Raise NotFound("no_swarm") if the session has none of this name."""
+        ...
 
 
 class SessionManager:
@@ -98,44 +101,16 @@ class SessionManager:
         self.store = store
         self.workspaces = workspaces
         self.swarms = swarms
-        self.hub = hub
-        self.embedder = embedder
-        self._index_factory = index_factory
+        self.services = SessionServices(
+            store, workspaces, hub=hub, embedder=embedder, index_factory=index_factory
+        )
+        self.table = self.services.table
         self._replay_request = replay_request
-        self.table = SessionTable(store.catalog)
         self._host = store.host
-        self.maps = Maps(store.objects)
-        self.chain = EventChain(store.objects.hasher, store.random)
-        self.scopes = SharedScopes(self)
         self._lease_renewer = LeaseRenewer()
         self._open: list[Session] = []
         self._process_owner = (0, "")
-        self.fork_point_cache: ForkPointCache | None = None
-        self.timelines: dict[bytes, str] = {}  # by segment; never changes
         self._unreleased_owners: set[str] = set()  # owners of leases that could not be released
-        self._epoch = store.objects.epoch
-
-    def new_id(self) -> str:
-        return self.store.new_id()
-
-    @cached_property
-    def library(self) -> Library:
-        """The search index of all journals. It can be rebuilt from them."""
-        from ortet.memory.library import Library
-
-        return Library(
-            self.store.root / "local" / "memory",
-            self.store.clock,
-            embedder=self.embedder,
-            index_factory=self._index_factory,
-        )
-
-    @cached_property
-    def summariser(self) -> Summariser:
-        """Function that summarises an episode in a few words. Assign another to replace it."""
-        from ortet.memory.extraction.summaries import summarise
-
-        return summarise
 
     def open(
         self,
@@ -182,7 +157,7 @@ class SessionManager:
                     location=location,
                     options=options,
                 )
-                session.probe_on_open()
+                session.environment_tracker.probe_on_open()
                 return session
             except Conflict as error:
                 row = self.table.find(agent, name)
@@ -201,43 +176,85 @@ class SessionManager:
             shared = row.scopes if options.scopes is None else list(options.scopes)
             row = msgspec.structs.replace(row, profile=profile.name, scopes=shared)
             session = self.resume(row, lease, profile)
-            session.activate(alive)
+            session.lifecycle.activate(alive)
             if goal and goal != session.goal:
-                session._add("goal", {"text": goal})
-            session.probe_on_open()
+                session.pipeline.add("goal", {"text": goal})
+            session.environment_tracker.probe_on_open()
         return session
 
     def _replay(
         self, row: SessionRow, profile: Profile, *, live: bool, report: Path | None = None
     ) -> Session:
         """Open a session in replay mode, from its first event on."""
-        from ortet.sessions.history.replay import ReplaySession, ReplayWriter
-
         # without going live nothing is written, so no lease is needed
         with self._lease_while_opening(row) if live else nullcontext() as lease:
             row = self.table.get(row.id)
-            session = self.resume(
-                row, lease, profile, session_class=ReplaySession, writer_class=ReplayWriter
-            )
-            assert isinstance(session, ReplaySession)
-            session.start(live=live, report=report)
+            session = self.resume(row, lease, profile)
+            session.start_replay(live=live, report=report)
         return session
+
+    def turn(
+        self,
+        name: str,
+        message: Any,
+        *,
+        role: str,
+        agent: str,
+        reply: Callable[[Session], Any] | None,
+    ) -> list[Message]:
+        """Run one turn; see `Hub.turn`."""
+        check_text(role=role)
+        check_plain(message)
+        with self.open(name, agent=agent) as session:
+            said = [session.say(role, message)]
+            if reply is not None:
+                answer = reply(session)
+                if answer is None:
+                    raise Invalid("no_reply", "reply gave None: return what the assistant says")
+                said.append(session.say("assistant", answer))
+            session.commit("turn")
+            return [Message(e.seq, e.data["role"], e.data["content"], e.time) for e in said]
+
+    def from_carry(self, text: str) -> Session:
+        """Open the session of a carry token; see `Hub.from_carry`."""
+        from ortet.sessions.portable.carry_token import check_fresh, read_carry
+
+        record = read_carry(self.store, text)
+        try:
+            self.table.get(record.session)
+        except NotFound as error:
+            raise NotFound(
+                "no_session",
+                f"session {record.name!r} is no more in this store: begin another",
+            ) from error
+        check_fresh(self.services.read(record.session), record)
+        session = self.open(record.name, agent=record.agent)
+        try:
+            check_fresh(session.internals, record)
+        except BaseException:
+            session.pause()
+            raise
+        return session
+
+    def from_checkpoint(
+        self, checkpoint: AgentCheckpoint | str | bytes, name: str, agent: str
+    ) -> Session:
+        """Create a session from a checkpoint, in one transaction; see `Hub.from_checkpoint`."""
+        from ortet.sessions.portable.checkpoint import from_checkpoint
+
+        return from_checkpoint(self.services, self.create, checkpoint, name, agent)
 
     def get(self, id_: str) -> SessionReader:
         """Open a session for reading, without a lease."""
-        with self.table.reading(id_) as row:
-            where = self.load(row)
-        return SessionReader(self, row, where.line, where.mind)
+        return SessionReader(self.services.read(id_))
 
     def all(self) -> list[SessionRow]:
         return self.table.all()
 
     def close(self) -> None:
         """Pause every open session and close the search index."""
-        library: Library | None = self.__dict__.get("library")
         with ExitStack() as last:
-            if library is not None:
-                last.callback(library.close)
+            last.callback(self.services.close)
             last.callback(self._lease_renewer.close)
             last.callback(self.pause_all)
 
@@ -247,6 +264,11 @@ class SessionManager:
             for session in list(self._open):
                 if session is not keep_open:
                     last.callback(session.pause)
+
+    @property
+    def open_sessions(self) -> Sequence[Session]:
+        """Return the open handles."""
+        return self._open
 
     @property
     def has_open(self) -> bool:
@@ -279,6 +301,25 @@ class SessionManager:
                 with suppress(OrtetError):
                     self.store.catalog.release(lease)
             raise
+
+    def resume_handed_over(
+        self,
+        row: SessionRow,
+        *,
+        location: FilesLocation = NO_FILES,
+        options: OpenOptions = DEFAULT_OPTIONS,
+    ) -> Session:
+        """Open a session that passes from process to process.
+
+        No lifecycle event is written and the status does not change. Open tool calls stay open for
+        the process that answers them.
+        """
+        with self._lease_while_opening(row) as lease:
+            row = self.table.get(row.id)  # the row may have changed before the lease was ours
+            check_fits(row, location, options.parent)
+            session = self.resume(row, lease, options.resolve_profile(row.profile))
+            session.drain_inbox()
+        return session
 
     def is_leased(self, id_: str) -> bool:
         """Return True if a process, possibly this one, has the session open."""
@@ -315,7 +356,7 @@ class SessionManager:
     ) -> Session:
         """Create a session. Conflict("row_moved") if the name is taken."""
         location.check(self.workspaces)
-        id_, timeline = self.new_id(), self.new_id()
+        id_, timeline = self.services.new_id(), self.services.new_id()
         profile, limits = options.resolve_profile(""), parse_limits(budget or {})
         outer = budget_parent(self.table, options.parent)
         row = SessionRow(
@@ -323,7 +364,7 @@ class SessionManager:
             name=name,
             agent=agent,
             timeline=timeline,
-            branch=self._branch_at(location) or self._free_branch(name),
+            branch=self._branch_at(location) or self.free_branch(name),
             path=location.path,
             engine=location.engine,
             files=location.files or "",
@@ -344,7 +385,7 @@ class SessionManager:
         tip, rows = Tip(), []
         for draft in drafts:
             known = msgspec.structs.replace(draft, data=self.store.secrets.redact(draft.data))
-            made, event = self.chain.make(tip, known, self.store.clock.now_ns())
+            made, event = self.services.chain.make(tip, known, self.store.clock.now_ns())
             tip = Tip(event.seq, event.hash, event.time)
             rows.append(made)
         (lease,) = self.store.catalog.move(
@@ -372,18 +413,7 @@ class SessionManager:
             raise location.taken_by(other)
         return row.name if row else ""
 
-    def files_of(self, row: SessionRow) -> Workspace:
-        """Open the workspace of a session."""
-        if not row.path:
-            from ortet.sessions.machine.scratch_workspace import scratch_workspace
-
-            return scratch_workspace(self.workspaces, row)
-        known = self.workspaces.table.get(row.branch)
-        if known is not None:
-            return self.workspaces.open(name=row.branch)
-        return starting.open_first_workspace(self.workspaces, row)
-
-    def _free_branch(self, name: str) -> str:
+    def free_branch(self, name: str) -> str:
         """Return a free branch name: the name of the session, with a number if needed."""
         for number in range(1, _TRIES):
             branch = name if number == 1 else f"{name}-{number}"
@@ -402,8 +432,6 @@ class SessionManager:
         lease: Lease | None,
         profile: Profile,
         *,
-        session_class: type[Session] = Session,
-        writer_class: type[EventWriter] = EventWriter,
         loaded: LoadedSession | None = None,
         head: Oid | None = None,
     ) -> Session:
@@ -413,8 +441,6 @@ class SessionManager:
             row: the session.
             lease: the lease to write with; None for a replay.
             profile: its policies.
-            session_class: the class of the handle.
-            writer_class: the class of its event writer.
             loaded: its state, if already loaded.
             head: its head, if already known.
         """
@@ -425,11 +451,11 @@ class SessionManager:
             else HeldLease(store.catalog, store.clock, lease)
         )
         branch = self.branch_of(row, head)
-        loaded = loaded or self.load(row)
-        ledger = writer_class(
+        loaded = loaded or self.services.load(row)
+        writer = EventWriter(
             store.catalog,
             loaded.line,
-            self.chain,
+            self.services.chain,
             clock=store.clock,
             state=loaded.mind,
             tip=loaded.tip,
@@ -438,10 +464,11 @@ class SessionManager:
             on_durable=lambda: store.notify(f"session:{row.id}"),
             redact=store.secrets.redact,
         )
-        session = session_class(
+        context = SessionContext(self.services, row, loaded.line, loaded.mind, writer=writer)
+        session = Session(
             self,
-            row,
-            writer=ledger,
+            context,
+            writer=writer,
             branch=branch,
             held_lease=holding,
             loaded=loaded,
@@ -452,11 +479,6 @@ class SessionManager:
         if lease is not None:
             self._lease_renewer.add(holding)
         return session
-
-    def load(self, row: SessionRow) -> LoadedSession:
-        """Load the present state of a session."""
-        self._after_sweep()
-        return load_session(self, row)
 
     def acquire_lease(self, row: SessionRow) -> Lease:
         """Acquire the lease of a session.
@@ -499,13 +521,5 @@ class SessionManager:
     def owner(self) -> str:
         if self._process_owner[0] != os.getpid():
             self._process_owner = (os.getpid(), owner_prefix(self._host))
-        return (
-            f"{self._process_owner[1]}:"
-            f"{HANDOVER_OWNER_PREFIX if self.store.allows_lease_handover else ''}{self.new_id()}"
-        )
-
-    def _after_sweep(self) -> None:
-        if self._epoch != self.store.objects.epoch:
-            self._epoch = self.store.objects.epoch
-            self.maps.clear_cache()
-            self.scopes.forget()
+        prefix = HANDOVER_OWNER_PREFIX if self.store.allows_lease_handover else ""
+        return f"{self._process_owner[1]}:{prefix}{self.services.new_id()}"

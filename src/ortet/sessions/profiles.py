@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec.structs import replace
 
+from ortet._util.validation import PATH, require
 from ortet.errors import Invalid
-from ortet.sessions.environment.handover import check_directory
 from ortet.sessions.writing.auto_commit import CommitPolicy, parse
 from ortet.sessions.writing.event_writer import Durability
 
@@ -21,6 +23,17 @@ ProbePolicy = Literal["asked", "ends", "commit"]
 "asked": only by `s.environment()`. "ends": also when it is opened and released. "commit": also at
 each commit.
 """
+
+
+def check_directory(directory: str | os.PathLike[str], *, inside: bool) -> str:
+    """Return the directory. With `inside` it must lie in the workspace."""
+    require(PATH._replace(kind="bad_directory"), directory=directory)
+    directory = os.fspath(directory)
+    if inside and (os.path.isabs(directory) or ".." in PurePosixPath(directory).parts):
+        raise Invalid(
+            "bad_directory", f"{directory}: give a directory inside the workspace, as 'handover'"
+        )
+    return directory
 
 
 class Profile(msgspec.Struct, frozen=True):

@@ -1,142 +1,179 @@
 """Read-only access to a session: its events, state and reports.
 
-`SessionReader` needs no lease. `Session` extends it with the verbs that write.
+`hub.get` returns a `SessionReader`. It needs no lease. `Session` adds the verbs that write. Both
+are facades: the work is done by the facets, which share one `SessionContext`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ortet._util.validation import CALLABLE, COUNT, FLAG, TEXT, check_text, optional, require
 from ortet.history.commits import CommitInfo
-from ortet.journal.conversation.compaction import Compaction, compactions
+from ortet.journal.conversation.compaction import Compaction
 from ortet.journal.conversation.context import ModelContext
-from ortet.journal.conversation.superseded import is_superseded
-from ortet.journal.conversation.text import TokenCounter, check_tokens, estimate_tokens
-from ortet.journal.conversation.tool_calls import without_obsolete_results
+from ortet.journal.conversation.text import TokenCounter, estimate_tokens
 from ortet.journal.environment import Environment
 from ortet.journal.event_log import EventLog
 from ortet.journal.events import Event
 from ortet.journal.reports.briefing import Briefing
 from ortet.journal.reports.progress import ProgressLog
 from ortet.journal.state.external_state import Collaboration, RateLimitWindow, ServiceToken
+from ortet.journal.state.merge import Contradiction
 from ortet.journal.state.records import (
     Approval,
     Artifact,
     Decision,
     Effect,
+    Episode,
+    Fact,
     Message,
     Question,
-    message_of,
 )
 from ortet.journal.state.state import SessionState
-from ortet.sessions.actions.approvals import approvals_of
-from ortet.sessions.actions.artifacts import Lineage, StoredContent, data_of, find, load
-from ortet.sessions.actions.budget import levels, remaining_for, spent_by
-from ortet.sessions.actions.effects import effect_rows
-from ortet.sessions.actions.model_calls import ModelCall, calls_of
+from ortet.sessions.actions.accounting import Accounting
+from ortet.sessions.actions.artifact_store import ArtifactStore
+from ortet.sessions.actions.artifacts import Lineage, StoredContent
+from ortet.sessions.actions.model_calls import ModelCall
+from ortet.sessions.actions.session_actions import SessionActions
+from ortet.sessions.context import SessionContext
+from ortet.sessions.conversation import Conversation
 from ortet.sessions.environment.environments import recorded_environments
-from ortet.sessions.environment.external_state import (
-    Browser,
-    browser_of,
-    collaborations_of,
-    token_of,
-    windows_of,
-)
-from ortet.sessions.memory.facts import MemoryReaderMixin
-from ortet.sessions.recollect import briefing_of, context_of, dropped_of, last_messages
+from ortet.sessions.environment.external_state import Browser
+from ortet.sessions.environment.outside import ExternalState
+from ortet.sessions.memory.session_memory import SessionMemory
+from ortet.sessions.memory.shared_scopes import SharedScope
+from ortet.sessions.results import RecallHit
 from ortet.sessions.table import SessionRow
-from ortet.sessions.writing.inbox import pending_events
+from ortet.sessions.times import Moment
 from ortet.vault.vault import Secret
 
 if TYPE_CHECKING:
     from ortet.journal.reports.checkpoint import AgentCheckpoint
+    from ortet.memory.extraction.contradictions import Detector
+    from ortet.memory.working import WorkingMemory
     from ortet.sessions.environment.handover import Handover
     from ortet.sessions.export import Format
-    from ortet.sessions.manager import SessionManager
+    from ortet.sessions.results import RecallResult
     from ortet.store.context import StoreContext
 
 
-class SessionReader(MemoryReaderMixin):
+class SessionReader:
     """A session opened for reading. It takes no lease."""
 
-    def __init__(
-        self,
-        sessions: SessionManager,
-        row: SessionRow,
-        event_log: EventLog,
-        state: SessionState,
-    ) -> None:
-        self._sessions = sessions
-        self._store = sessions.store
-        self._row = row
-        self._event_log = event_log
-        self._state = state
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} of {self.agent}, {self.status}>"
+
+    # facets
+
+    @cached_property
+    def conversation(self) -> Conversation:
+        """Messages, plan, questions, decisions, notes and custom records."""
+        return Conversation(self._context)
+
+    @cached_property
+    def memory(self) -> SessionMemory:
+        """Facts, lessons, episodes, recall, context and briefing."""
+        return SessionMemory(self._context)
+
+    @cached_property
+    def actions(self) -> SessionActions:
+        """Actions, effects and approvals."""
+        return SessionActions(self._context)
+
+    @cached_property
+    def accounting(self) -> Accounting:
+        """Spends, limits and model calls."""
+        return Accounting(self._context)
+
+    @cached_property
+    def artifact_store(self) -> ArtifactStore:
+        """Versions of artifacts, their content and lineage."""
+        return ArtifactStore(self._context)
+
+    @cached_property
+    def external(self) -> ExternalState:
+        """Collaborations, rate limits, tokens and browser state."""
+        return ExternalState(self._context)
 
     # properties
 
     @property
     def id(self) -> str:
         """Return the id of the session."""
-        return self._row.id
+        return self._context.row.id
 
     @property
     def name(self) -> str:
         """Return the name, which is unique among the sessions of the agent."""
-        return self._row.name
+        return self._context.row.name
 
     @property
     def agent(self) -> str:
         """Return the name of the agent that the session belongs to."""
-        return self._row.agent
+        return self._context.row.agent
 
     @property
     def status(self) -> str:
         """Return the status: "open", "active", "paused", "closed" or "archived"."""
-        return self._row.status
+        return self._context.row.status
 
     @property
     def head(self) -> CommitInfo | None:
         """Return the last commit of the session, or None."""
-        found = self._store.catalog.head(f"branch:{self._row.branch}")
-        return self._store.history.info(found.oid) if found else None
+        return self._context.head
 
     @property
     def goal(self) -> str:
         """Return the goal, or ""."""
-        return self._state.core.goal
+        return self._context.goal
+
+    @property
+    def steps(self) -> list[str]:
+        """Return the steps of the plan."""
+        return list(self._context.state.core.plan)
+
+    @property
+    def step(self) -> int:
+        """Return the number of the current step, from 0."""
+        return self._context.state.core.step
 
     @property
     def row(self) -> SessionRow:
         """Return the catalog row of the session."""
-        return self._row
+        return self._context.row
 
     @property
     def event_log(self) -> EventLog:
         """Return the event log of the session."""
-        return self._event_log
+        return self._context.event_log
 
     @property
     def store(self) -> StoreContext:
         """Return the services of the store that the session is in."""
-        return self._store
-
-    @property
-    def sessions(self) -> SessionManager:
-        """Return the manager that opened the session."""
-        return self._sessions
+        return self._context.store
 
     @property
     def state(self) -> SessionState:
         """Return the state that the events add up to. Only events change it."""
-        return self._state
+        return self._context.state
 
-    # events and state
+    @property
+    def internals(self) -> SessionContext:
+        """Return the context that the facets share. It is no part of the public interface."""
+        return self._context
+
+    @property
+    def is_replaying(self) -> bool:
+        """True if this session replays recorded events."""
+        return self._context.is_replaying
+
+    # events and reports
 
     def events(self, after: int = 0, upto: int | None = None) -> Iterator[Event]:
         """Return the events in order, starting with those inherited from parent sessions.
@@ -148,14 +185,7 @@ class SessionReader(MemoryReaderMixin):
             after: skip events up to this sequence number.
             upto: the last sequence number to return.
         """
-        require(COUNT, after=after)
-        optional(COUNT, upto=upto)
-        return self._events(after, upto)
-
-    def _events(self, after: int, upto: int | None) -> Iterator[Event]:
-        yield from self._event_log.events(after, upto)
-        if upto is None:
-            yield from pending_events(self._store.catalog, self._row.id)
+        return self._context.events(after, upto)
 
     def messages(self, last: int | None = None) -> list[Message]:
         """Return the messages that are in context, in order.
@@ -165,14 +195,14 @@ class SessionReader(MemoryReaderMixin):
         Args:
             last: return only this many of the newest messages. This reads only these.
         """
-        if last is not None:
-            return last_messages(self, last)
-        events = self.events(self._state.core.since)
-        said = [message_of(event) for event in events if _is_message(event)]
-        aside = self._state.core.aside
-        return without_obsolete_results(
-            [one for one in said if not is_superseded(aside, one.seq)] if aside else said
-        )
+        return self.conversation.messages(last)
+
+    def records(self, kind: str | None = None) -> list[Event]:
+        """Return the events of kinds that programs define, all or of one kind.
+
+        `data` is in the newest schema that is registered in this process.
+        """
+        return self.conversation.records(kind)
 
     def context(
         self, query: str = "", tokens: int = 8000, *, count: TokenCounter = estimate_tokens
@@ -187,14 +217,7 @@ class SessionReader(MemoryReaderMixin):
             tokens: the size limit.
             count: counts the tokens of a text.
         """
-        check_text(query=query)
-        require(CALLABLE, count=count)
-        if not query:
-            return context_of(self, tokens, count)
-        from ortet.sessions.memory.context import context_with_memory
-
-        check_tokens(tokens)
-        return context_with_memory(self, query, tokens, count)
+        return self.memory.context(query, tokens, count=count)
 
     def briefing(self, tokens: int = 2000, *, count: TokenCounter = estimate_tokens) -> Briefing:
         """Return the mental state for the next worker, as Markdown and as data.
@@ -203,12 +226,67 @@ class SessionReader(MemoryReaderMixin):
             tokens: the size limit.
             count: counts the tokens of a text.
         """
-        require(CALLABLE, count=count)
-        return briefing_of(self, tokens, count)
+        return self.memory.briefing(tokens, count=count)
+
+    def recall(
+        self,
+        query: str,
+        k: int = 10,
+        *,
+        tiers: Collection[str] | str | None = None,
+        at: Moment | None = None,
+        on: Moment | None = None,
+        since: Moment | None = None,
+        scope: str | None = None,
+        explain: bool = False,
+    ) -> RecallResult:
+        """Return the k memories nearest to a query, best first.
+
+        It searches messages ("working"), episodes ("episodic") and facts ("semantic") of this
+        session and its shared scopes. `h.text` is the exact content and `h.source` its event.
+        Recall changes nothing.
+
+        Args:
+            query: the text to search for.
+            k: the number of hits.
+            tiers: restrict the search to these tiers.
+            at: only what was known at this time.
+            on: only facts that are valid at this time.
+            since: only what happened from this time on.
+            scope: search only this scope.
+            explain: set `h.scores`.
+        """
+        return self.memory.recall(
+            query, k, tiers=tiers, at=at, on=on, since=since, scope=scope, explain=explain
+        )
+
+    def facts(
+        self,
+        *,
+        scope: str | None = None,
+        about: str | None = None,
+        at: Moment | None = None,
+        on: Moment | None = None,
+        past: bool = False,
+    ) -> list[Fact]:
+        """Return the believed facts, oldest first.
+
+        Args:
+            scope: only facts of this scope; by default all that the session sees.
+            about: only facts with this subject.
+            at: facts believed at this time, retracted since or not.
+            on: facts valid at this time, by their `since` and `until`.
+            past: include retracted facts.
+        """
+        return self.memory.facts(scope=scope, about=about, at=at, on=on, past=past)
+
+    def artifacts(self) -> list[Artifact]:
+        """Return all versions of all artifacts, by name."""
+        return self.artifact_store.artifacts()
 
     def environment(self) -> Environment | None:
         """Return the environment of the workspace as last recorded, or None."""
-        return recorded_environments(self)[1]
+        return recorded_environments(self._context)[1]
 
     def handover(self, directory: str | os.PathLike[str]) -> Handover:
         """Write feature_list.json, progress.md and BRIEFING.md for the next worker.
@@ -221,9 +299,37 @@ class SessionReader(MemoryReaderMixin):
                 written.
         """
         from ortet.sessions.environment import handover
+        from ortet.sessions.profiles import check_directory
 
-        place = handover.check_directory(directory, inside=False)
-        return handover.write(place, handover.contents(self, ProgressLog()))
+        place = check_directory(directory, inside=False)
+        briefing = self.briefing(handover.BRIEFING_TOKENS).markdown
+        return handover.write(place, handover.contents(self._context, ProgressLog(), briefing))
+
+    def checkpoint(self) -> AgentCheckpoint:
+        """Return goal, plan, conversation, knowledge and position as one portable record."""
+        from ortet.sessions.portable.checkpoint import checkpoint_of
+
+        return checkpoint_of(self._context)
+
+    def carry(self) -> str:
+        """Return the session state as signed text for a client. `hub.from_carry` opens it."""
+        from ortet.sessions.portable.carry_token import carry
+
+        return carry(self._context)
+
+    # rarer names
+
+    def compactions(self) -> list[Compaction]:
+        """Return the compactions of the context, newest first."""
+        return self.conversation.compactions()
+
+    def dropped(self, compaction: int = 0) -> list[Message]:
+        """Return the messages that compactions left out, in order.
+
+        Args:
+            compaction: the event number of one compaction; 0 for all of them.
+        """
+        return self.conversation.dropped(compaction)
 
     def export_messages(self, format: Format, *, whole: bool = False) -> Any:
         """Return the conversation in the format of a model API, ready to be sent.
@@ -235,43 +341,15 @@ class SessionReader(MemoryReaderMixin):
                 "anthropic" ({"system", "messages"}).
             whole: include messages that compactions left out.
         """
-        from ortet.sessions.export import export_messages
-
-        return export_messages(self, format, whole=whole)
-
-    def checkpoint(self) -> AgentCheckpoint:
-        """Return goal, plan, conversation, knowledge and position as one portable record."""
-        from ortet.sessions.portable.checkpoint import checkpoint_of
-
-        return checkpoint_of(self)
-
-    def compactions(self) -> list[Compaction]:
-        """Return the compactions of the context, newest first."""
-        return list(compactions(self._state.core.summary, self.events))
-
-    def dropped(self, compaction: int = 0) -> list[Message]:
-        """Return the messages that compactions left out, in order.
-
-        Args:
-            compaction: the event number of one compaction; 0 for all of them.
-        """
-        require(COUNT, compaction=compaction)
-        return dropped_of(self, compaction)
+        return self.conversation.export_messages(format, whole=whole)
 
     def decisions(self) -> list[Decision]:
         """Return all decisions."""
-        return list(self._state.decisions)
+        return self.conversation.decisions()
 
     def questions(self) -> list[Question]:
         """Return the open questions."""
-        return [question for question in self._state.questions if not question.answered]
-
-    def approvals(self) -> list[Approval]:
-        """Return the requested approvals with their answers.
-
-        Answers that are still in the inbox are included.
-        """
-        return approvals_of(self._store.catalog, self._row.id, self._state)
+        return self.conversation.questions()
 
     def comments(self) -> list[Event]:
         """Return the comments of people on the session.
@@ -279,60 +357,104 @@ class SessionReader(MemoryReaderMixin):
         Comments are not messages: a message between a tool call and its result makes a model API
         refuse both.
         """
-        return [event for event in self.events() if event.kind == "comment"]
-
-    def records(self, kind: str | None = None) -> list[Event]:
-        """Return the events of kinds that programs define, all or of one kind.
-
-        `data` is in the newest schema that is registered in this process.
-        """
-        optional(TEXT, kind=kind)
-        own = (event for event in self.events() if "." in event.kind)
-        return [event for event in own if kind in (None, event.kind)]
+        return self.conversation.comments()
 
     def notes(self) -> dict[str, Any]:
         """Return the notes that have not expired."""
-        now = self._now()
-        live = (note for note in self._state.notes if not note.expires or note.expires > now)
-        return {note.key: note.value for note in live}
+        return self.conversation.notes()
+
+    def shared(self) -> list[SharedScope]:
+        """Return the shared scopes as far as this session sees them."""
+        return self.memory.shared()
+
+    def working(self, messages: int = 20) -> WorkingMemory:
+        """Return goal, plan, notes, open questions, effects and the last messages.
+
+        The result is cached and never stale.
+
+        Args:
+            messages: the number of messages.
+        """
+        return self.memory.working(messages)
+
+    def fact(self, id_: str | Fact | RecallHit) -> Fact:
+        """Return one fact, believed or retracted, by its id or from a hit.
+
+        Raises:
+            NotFound: "no_fact" if it never existed.
+        """
+        return self.memory.fact(id_)
+
+    def fact_history(self, id_: str | Fact | RecallHit) -> list[Fact]:
+        """Return a fact with all facts that it superseded or that superseded it, oldest first."""
+        return self.memory.fact_history(id_)
+
+    def contradictions(self, detector: Detector | None = None) -> list[Contradiction]:
+        """Return pairs of believed facts that cannot both be true. `ours` is the older one.
+
+        Nothing is retracted automatically. Settle a contradiction with `s.learn(…, supersedes=…)`
+        or `s.forget(…)`.
+
+        Args:
+            detector: finds contradictions; by default a rule-based one.
+        """
+        return self.memory.contradictions(detector)
+
+    def episodes(
+        self,
+        *,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        outcome: str | None = None,
+        session: str | None = None,
+    ) -> list[Episode]:
+        """Return the episodes of this session and published ones of others, oldest first.
+
+        Args:
+            since: only episodes that end at this time or later.
+            until: only episodes that begin before this time.
+            outcome: only episodes with this outcome.
+            session: only episodes of the session with this name.
+        """
+        return self.memory.episodes(since=since, until=until, outcome=outcome, session=session)
 
     def effects(self) -> list[Effect]:
         """Return all effects of this session and its family. A restore removes none of them."""
-        return [deed.effect for deed in effect_rows(self._store.catalog, self._row.family)]
+        return self.actions.effects()
+
+    def approvals(self) -> list[Approval]:
+        """Return the requested approvals with their answers.
+
+        Answers that are still in the inbox are included.
+        """
+        return self.actions.approvals()
 
     def spent(self) -> dict[str, float]:
         """Return the amounts spent by the family and by sessions that work for it.
 
         A restore refunds nothing.
         """
-        found = spent_by(self._store.catalog, self._row.family)
-        # state of a session that came from another host
-        for name, amount in self._state.core.spent.items():
-            found[name] = max(found.get(name, 0.0), amount)
-        return found
+        return self.accounting.spent()
 
     def limits(self) -> dict[str, float]:
         """Return the hard limits of the family."""
-        return levels(self._store.catalog, self._row)[0].account.limits
+        return self.accounting.limits()
 
     def budget_left(self) -> dict[str, float]:
-        """Return the remaining amount of each counter that has a limit.
+        """Return the remaining amount of each limited counter.
 
-        Limits of the session that this one works for are included.
+        Limits of the session that this one works for are included. On an open session, time is
+        counted up to now.
         """
-        return remaining_for(self._store.catalog, self._row)
+        return self.accounting.budget_left()
 
     def model_calls(self) -> list[ModelCall]:
         """Return all recorded model calls, in order."""
-        return list(calls_of(self.events()))
+        return self.accounting.model_calls()
 
     def content(self, content: StoredContent) -> bytes:
         """Return the bytes of a recorded request or response."""
-        return load(self._store.objects, content)
-
-    def artifacts(self) -> list[Artifact]:
-        """Return all versions of all artifacts, by name."""
-        return list(self._state.artifacts)
+        return self.accounting.content(content)
 
     def artifact_data(self, name: str, version: int | None = None) -> bytes:
         """Return the content of an artifact; the last version by default.
@@ -340,15 +462,11 @@ class SessionReader(MemoryReaderMixin):
         Raises:
             NotFound: there is no such artifact or version.
         """
-        return data_of(self._store.objects, find(self._state.artifacts, name, version))
+        return self.artifact_store.artifact_data(name, version)
 
     def lineage(self, name: str, version: int | None = None) -> Lineage:
         """Return the artifact with the action and the reason that led to it."""
-        artifact = find(self._state.artifacts, name, version)
-        action = self._state.effects.get(artifact.action) if artifact.action else None
-        return Lineage(artifact, action, artifact.why or (action.why if action else ""))
-
-    # external state
+        return self.artifact_store.lineage(name, version)
 
     def collaborations(self) -> list[Collaboration]:
         """Return the collaborations by name: things that other people see or will see.
@@ -356,22 +474,22 @@ class SessionReader(MemoryReaderMixin):
         A collaboration that an effect created is included even after a restore to an earlier
         commit.
         """
-        return collaborations_of(self)
+        return self.external.collaborations()
 
     def windows(self) -> list[RateLimitWindow]:
         """Return the rate limits by service, as known now.
 
         A window whose reset time has passed is `full`.
         """
-        return windows_of(self)
+        return self.external.windows()
 
     def tokens(self) -> list[ServiceToken]:
         """Return which entries of the vault belong to which services."""
-        return list(self._state.tokens)
+        return self.external.tokens()
 
     def token(self, service: str) -> Secret:
         """Return the current secret for a service from the vault."""
-        return token_of(self, service)
+        return self.external.token(service)
 
     def browser(self, *, current: bool = False) -> Browser:
         """Return the open pages and the storage state of the browser.
@@ -379,33 +497,4 @@ class SessionReader(MemoryReaderMixin):
         Args:
             current: return the newest known state instead of the one in this session's state.
         """
-        require(FLAG, current=current)
-        return browser_of(self, current=current)
-
-    @property
-    def is_replaying(self) -> bool:
-        """True if this session replays recorded events."""
-        return False
-
-    @property
-    def steps(self) -> list[str]:
-        """Return the steps of the plan."""
-        return list(self._state.core.plan)
-
-    @property
-    def step(self) -> int:
-        """Return the number of the current step, from 0."""
-        return self._state.core.step
-
-    def carry(self) -> str:
-        """Return the session state as signed text for a client. `hub.from_carry` opens it."""
-        from ortet.sessions.portable.carry_token import carry
-
-        return carry(self, self._sessions)
-
-    def _now(self) -> int:
-        return self._store.clock.now_ns()
-
-
-def _is_message(event: Event) -> bool:
-    return event.kind == "message" and not event.erased
+        return self.external.browser(current=current)

@@ -1,10 +1,9 @@
-"""Reports from a journal for the next worker: compaction, model context and briefing."""
+"""Reports from a journal for the next worker: compaction and model context."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,30 +24,26 @@ from ortet.journal.conversation.context import ModelContext, build_context, newe
 from ortet.journal.conversation.superseded import is_superseded
 from ortet.journal.conversation.text import TokenCounter
 from ortet.journal.conversation.tool_calls import (
-    without_obsolete_results,
     without_obsolete_results_newest_first,
 )
-from ortet.journal.environment import environment_lines
-from ortet.journal.reports.briefing import Briefing, make_briefing
-from ortet.journal.reports.briefing_items import BriefingItems, FailedAction, PendingApproval
-from ortet.journal.state.records import Artifact, Effect, Message, message_of
-from ortet.sessions.actions.effects import EffectRow, effect_rows
-from ortet.sessions.environment.environments import recorded_environments
+from ortet.journal.state.records import Effect, Message, Question, message_of
+from ortet.sessions.actions.effects import effect_rows
 
 if TYPE_CHECKING:
-    from ortet.sessions.reader import SessionReader
+    from ortet.journal.state.state import SessionState
+    from ortet.sessions.context import SessionContext
 
-_BRIEFING_MESSAGES = 10
-"""Highest number of messages in a briefing."""
 _UNSETTLED_STATES = ("begun", "unsettled")
 
 
-def last_compaction(view: SessionReader) -> Compaction | None:
+def last_compaction(view: SessionContext) -> Compaction | None:
     """Return the last compaction, which covers all messages left out of context, or None."""
     return next(compactions(view.state.core.summary, view.events), None)
 
 
-def plan_compaction(view: SessionReader, keep_last: int, summarise: Summarise) -> Compaction | None:
+def plan_compaction(
+    view: SessionContext, keep_last: int, summarise: Summarise
+) -> Compaction | None:
     """Return the record that leaves all but the last messages out of context, or None.
 
     Raises:
@@ -74,7 +69,7 @@ def plan_compaction(view: SessionReader, keep_last: int, summarise: Summarise) -
     return past
 
 
-def system_messages(view: SessionReader) -> list[Message]:
+def system_messages(view: SessionContext) -> list[Message]:
     """Return system messages that compactions left out. They stay valid."""
     past, aside = last_compaction(view), view.state.core.aside
     found: list[Message] = []
@@ -84,7 +79,7 @@ def system_messages(view: SessionReader) -> list[Message]:
     return found
 
 
-def unsettled_of(view: SessionReader) -> list[Effect]:
+def unsettled_of(view: SessionContext) -> list[Effect]:
     """Return the effects whose outcome is not known, including those that a restore left behind.
 
     Pure actions are not included: they have no effect but their result.
@@ -97,7 +92,7 @@ def unsettled_of(view: SessionReader) -> list[Effect]:
     ]
 
 
-def context_of(view: SessionReader, tokens: int, count: TokenCounter) -> ModelContext:
+def context_of(view: SessionContext, tokens: int, count: TokenCounter) -> ModelContext:
     core, past = view.state.core, last_compaction(view)
     return build_context(
         newest_first(view.events, core.since, core.events, superseded=core.aside),
@@ -108,7 +103,7 @@ def context_of(view: SessionReader, tokens: int, count: TokenCounter) -> ModelCo
     )
 
 
-def last_messages(view: SessionReader, count: int) -> list[Message]:
+def last_messages(view: SessionContext, count: int) -> list[Message]:
     require(COUNT._replace(kind="bad_count"), last=count)
     core = view.state.core
     newest = newest_first(
@@ -117,64 +112,18 @@ def last_messages(view: SessionReader, count: int) -> list[Message]:
     return list(islice(without_obsolete_results_newest_first(newest), count))[::-1]
 
 
-def briefing_of(view: SessionReader, tokens: int, count: TokenCounter) -> Briefing:
-    mind, past = view.state, last_compaction(view)
-    core = mind.core
-    deeds = {deed.effect.id: deed for deed in effect_rows(view.store.catalog, view.row.family)}
-    effects = sorted(
-        (_current_effect(effect, deeds) for effect in mind.effects), key=lambda e: e.begun
-    )
-    facts = view.facts()
-    newest = newest_first(view.events, core.since, core.events, superseded=core.aside)
-    known = BriefingItems(
-        name=view.name,
-        status=view.status,
-        state=mind,
-        done=[effect for effect in effects if effect.state == "done"],
-        failed=[FailedAction(e, _error(e, deeds)) for e in effects if e.state == "failed"],
-        lessons=[fact for fact in facts if fact.lesson],
-        facts=[fact for fact in facts if not fact.lesson],
-        questions=sorted(view.questions(), key=lambda question: question.seq),
-        artifacts=_latest(mind.artifacts),
-        unsettled=unsettled_of(view),
-        approvals=[
-            PendingApproval(a.id, a.what, a.why) for a in view.approvals() if a.state == "asked"
-        ],
-        limits=view.limits(),
-        left=view.budget_left(),
-        spent=view.spent(),
-        notes=view.notes(),
-        summary=past.summary if past else "",
-        messages=without_obsolete_results(list(islice(newest, _BRIEFING_MESSAGES))[::-1]),
-        collaborations=sorted(view.collaborations(), key=lambda one: one.seq),
-        windows=[window for window in view.windows() if not window.full],
-        tokens=view.tokens(),
-        environment=environment_lines(*recorded_environments(view)),
-    )
-    return make_briefing(known, tokens, count)
+def open_questions(state: SessionState) -> list[Question]:
+    """Return the questions that have no answer."""
+    return [question for question in state.questions if not question.answered]
 
 
-def _current_effect(effect: Effect, effects: Mapping[str, EffectRow]) -> Effect:
-    """Return the effect with the state that the family's row has."""
-    deed = effects.get(effect.id)
-    if deed is None:
-        return effect
-    known = deed.effect
-    return msgspec.structs.replace(effect, state=known.state, command=known.command)
+def live_notes(state: SessionState, now: int) -> dict[str, Any]:
+    """Return the notes that have not expired."""
+    live = (note for note in state.notes if not note.expires or note.expires > now)
+    return {note.key: note.value for note in live}
 
 
-def _error(effect: Effect, effects: Mapping[str, EffectRow]) -> str:
-    deed = effects.get(effect.id)
-    return deed.error if deed else ""
-
-
-def _latest(artifacts: Iterable[Artifact]) -> list[Artifact]:
-    """Return the last version of each artifact, in the order they were made."""
-    found = {artifact.name: artifact for artifact in artifacts}
-    return sorted(found.values(), key=lambda artifact: artifact.seq)
-
-
-def dropped_of(view: SessionReader, compaction: int) -> list[Message]:
+def dropped_of(view: SessionContext, compaction: int) -> list[Message]:
     found: list[list[Message]] = []
     for past in compactions(view.state.core.summary, view.events):
         if compaction in (0, past.seq):

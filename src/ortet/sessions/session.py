@@ -1,8 +1,9 @@
-"""The open session: journal, memory, files and lease of one agent session.
+"""The open session: the facade of the parts that write.
 
-`Session` is the entry point of this package. Its verbs come from a chain of mixins; this module has
-the actions, the machine and the life cycle. Each verb appends one or more events through
-`EventWriter`. The durability policy of the profile says when an event reaches the disk.
+`Session` is the entry point of this package. Each verb is one call of a part: a facet, which users
+see as well, or an internal one (`Navigation`, `EnvironmentTracker`, `Lifecycle`). All of them share
+one `SessionContext` and one `VerbPipeline`. The durability policy of the profile says when an event
+reaches the disk.
 
 Invariants: only the holder of the lease writes events; the in-memory state changes only by folding
 events; files and session state are committed together.
@@ -10,54 +11,134 @@ events; files and session state are committed together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol, TypeVar, overload
 
-import msgspec
-
-from ortet._util.failpoints import failpoint
-from ortet._util.validation import check_text
-from ortet.errors import Corrupt, Invalid, Refused
-from ortet.journal.conversation.tool_calls import lost_result
-from ortet.journal.events import Draft, Event
-from ortet.machines.base import Command, Result
+from ortet._util.validation import FLAG, POSITIVE_COUNT, check_text, require
+from ortet.history.commits import CommitInfo
+from ortet.history.refs import Ref
+from ortet.ids import from_hex
+from ortet.journal.environment import Environment, EnvironmentDifference
+from ortet.journal.events import Event
+from ortet.journal.state.external_state import Collaboration
+from ortet.journal.state.records import Artifact, Fact, Message, SourceEventRef
+from ortet.machines.base import Command, OutputCallback, Report, Result
+from ortet.sessions.actions.accounting import Accounting
+from ortet.sessions.actions.artifact_store import ArtifactStore
+from ortet.sessions.actions.artifacts import Orphans
 from ortet.sessions.actions.budget import Budget
-from ortet.sessions.actions.effects import EffectLog
+from ortet.sessions.actions.effects import Intent
+from ortet.sessions.actions.session_actions import SessionActions
+from ortet.sessions.context import SessionContext
+from ortet.sessions.conversation import Conversation
+from ortet.sessions.environment.external_state import Browser
+from ortet.sessions.environment.handover import BRIEFING_TOKENS, Handover, HandoverWriter
+from ortet.sessions.environment.outside import ExternalState
+from ortet.sessions.environment.tracker import EnvironmentTracker
 from ortet.sessions.history.commit import BranchWriter
+from ortet.sessions.history.forking import ForkParent
 from ortet.sessions.history.load import LoadedSession, is_bookkeeping_event, uncommitted_events
+from ortet.sessions.history.navigation import Navigation
 from ortet.sessions.history.participants import OpenSessionParticipant
-from ortet.sessions.machine.kernels import KernelsMixin
-from ortet.sessions.memory.episodes import episode_data, last_episode_seq
+from ortet.sessions.lifecycle import Lifecycle
+from ortet.sessions.machine.programs import SessionPrograms
+from ortet.sessions.machine.session_files import SessionFiles
+from ortet.sessions.memory.session_memory import SessionMemory
 from ortet.sessions.profiles import Profile
-from ortet.sessions.results import parse_command_result, record_command_result
-from ortet.sessions.table import (
-    ACTIVE,
-    CLOSED,
-    PAUSED,
-    SCRATCH_FILES,
-    SessionRow,
-    SessionTable,
-    check_move,
-)
+from ortet.sessions.reader import SessionReader
+from ortet.sessions.results import RecallHit
+from ortet.sessions.table import CLOSED, PAUSED
+from ortet.sessions.times import Moment
 from ortet.sessions.writing.auto_commit import AutoCommit
 from ortet.sessions.writing.event_writer import EventWriter
-from ortet.sessions.writing.idempotent_turns import key_row_change
 from ortet.sessions.writing.inbox import Inbox
-from ortet.sessions.writing.state_cache import cache_writer_state
+from ortet.sessions.writing.pipeline import VerbPipeline
 from ortet.store.lease import WriterLease
-from ortet.workspaces.commit_participant import pending_restore
+from ortet.vault.vault import Secret
+from ortet.workspaces.programs import INITIAL_SCREEN, SHELL
+from ortet.workspaces.results import RestoreResult
 
 if TYPE_CHECKING:
-    from ortet.backends.base import RowChange
+    from collections.abc import Collection
+
+    from ortet.backends.base import Lease, RowChange
+    from ortet.history.diff.tree_diff import TreeChange
+    from ortet.history.merge.text_merge import Favor
+    from ortet.ids import Oid
+    from ortet.journal.conversation.compaction import Compaction, Summarise
+    from ortet.machines.jobs import Job, JobInfo, ProcessInfo
+    from ortet.objects.store import Durability
     from ortet.sessions.actions.actions import KeyScope, Replay
-    from ortet.sessions.manager import SessionManager
+    from ortet.sessions.context import SessionServices
+    from ortet.sessions.history.merge import MergeInput, SessionMergeResult
+    from ortet.sessions.history.replay import SessionReplay
+    from ortet.sessions.machine.kernels import SessionKernel
     from ortet.sessions.results import ArchiveRecord
+    from ortet.sessions.swarm_api import (
+        Interrupted,
+        Losers,
+        ProgressCallback,
+        SwarmRequest,
+        SwarmResult,
+        SwarmStopSignal,
+    )
+    from ortet.sessions.table import SessionRow
+    from ortet.store.context import StoreContext
+    from ortet.workspaces.undo import UndoResult
     from ortet.workspaces.workspace import Workspace
 
+T = TypeVar("T")
 
-class Session(KernelsMixin):
+
+Task = Callable[["Session", int], Any] | str | Sequence[str]
+"""An importable function called with the fork and the attempt number, or a command."""
+
+
+class SwarmStarter(Protocol):
+    """Runs the swarm of an open session."""
+
+    def run(self, session: Session, wish: SwarmRequest) -> SwarmResult: ...
+
+
+class SessionOwner(Protocol):
+    """The session manager, as far as an open session calls it."""
+
+    store: StoreContext
+    services: SessionServices
+
+    @property
+    def swarms(self) -> SwarmStarter: ...
+
+    @property
+    def open_sessions(self) -> Sequence[Session]: ...
+
+    def release(self, session: Session) -> None: ...
+
+    def find_open(self, id_: str) -> Session | None: ...
+
+    def leased_session(self, row: SessionRow) -> AbstractContextManager[Session]: ...
+
+    def resume(
+        self,
+        row: SessionRow,
+        lease: Lease | None,
+        profile: Profile,
+        *,
+        loaded: LoadedSession | None = None,
+        head: Oid | None = None,
+    ) -> Session: ...
+
+    def owner(self) -> str: ...
+
+    def free_branch(self, name: str) -> str: ...
+
+
+class Session(SessionReader):
     """A session that is open for writing and holds its lease.
 
     Leaving the `with` block pauses the session.
@@ -65,8 +146,8 @@ class Session(KernelsMixin):
 
     def __init__(
         self,
-        sessions: SessionManager,
-        row: SessionRow,
+        manager: SessionOwner,
+        context: SessionContext,
         *,
         writer: EventWriter,
         branch: BranchWriter,
@@ -75,39 +156,87 @@ class Session(KernelsMixin):
         profile: Profile,
         host: str,
     ) -> None:
-        super().__init__(sessions, row, writer.event_log, writer.state)
-        self._writer = writer
-        self._branch = branch
-        self.held_lease = held_lease
-        # machine image of the head commit; used while no workspace is open
-        self._head_image = loaded.machine
-        self._epoch = loaded.epoch
-        self._files: Workspace | None = None
-        self._effects = EffectLog(sessions.store, row, writer)
-        self._inbox = Inbox(sessions.store.catalog, row.id, writer)
-        self._budget = Budget(sessions.store, row, writer, host=host)
+        super().__init__(context)
+        self._manager = manager
         self.profile = profile
-        self._note_ttl = profile.note_ttl
-        new = (
-            uncommitted_events(writer.event_log)
-            if writer.tip.seq > writer.event_log.base.seq
-            else iter(())
+        self._replay: SessionReplay | None = None
+        store, row = context.store, context.row
+        self._pipeline = VerbPipeline(
+            context,
+            writer,
+            held_lease,
+            budget=Budget(store, row, writer, host=host),
+            inbox=Inbox(store.catalog, row.id, writer),
+            auto_commit=AutoCommit(profile.commit, context.now()),
         )
-        news = (e for e in new if not is_bookkeeping_event(e))
-        first = next(news, None)
-        self._auto_commit = AutoCommit(profile.commit, self._now())
-        # a manual policy never reads these events
-        if first is not None and profile.commit.when != "manual":
-            self._auto_commit.count_events([first, *news])
-        self._participant = OpenSessionParticipant(
-            sessions,
-            row,
+        self._count_uncommitted_events()
+        self._environment = EnvironmentTracker(context, self._pipeline, profile.environment)
+        participant = OpenSessionParticipant(
+            context,
             writer,
             lease=lambda: held_lease.lease,
             on_moved=self._on_moved,
-            variables=self._command_variables,
-            dirty=first is not None,
+            variables=self._environment.command_variables,
         )
+        directory = profile.handover if profile.briefing else ""
+        self._files = SessionFiles(
+            context,
+            self._pipeline,
+            participant,
+            generated_directory=directory,
+            on_attach=self._environment.take_baseline,
+        )
+        self._environment.connect(self._files)
+        self._handover = self._make_handover_writer(directory)
+        self._navigation = Navigation(
+            context,
+            self._pipeline,
+            branch,
+            participant,
+            self._files,
+            environment=self._environment,
+            handover=self._handover,
+            head_image=loaded.machine,
+        )
+        self._lifecycle = self._make_lifecycle(loaded.epoch)
+        self._pipeline.commit = self._navigation.commit
+        self._pipeline.end = self._lifecycle.end
+        context.hooks += [self._environment, self._handover]
+
+    def _make_handover_writer(self, directory: str) -> HandoverWriter:
+        return HandoverWriter(
+            self._context,
+            self._pipeline,
+            self._files.root,
+            lambda: self.memory.briefing(BRIEFING_TOKENS).markdown,
+            directory=directory,
+        )
+
+    def _make_lifecycle(self, epoch: int) -> Lifecycle:
+        return Lifecycle(
+            self._context,
+            self._pipeline,
+            self._navigation,
+            self._files,
+            self._environment,
+            epoch=epoch,
+            forget=lambda: self._manager.release(self),
+        )
+
+    def _count_uncommitted_events(self) -> None:
+        """Count the events that an earlier process left uncommitted."""
+        writer, policy = self._pipeline.writer, self.profile.commit
+        if writer.tip.seq <= writer.event_log.base.seq:
+            return
+        news = (e for e in uncommitted_events(writer.event_log) if not is_bookkeeping_event(e))
+        first = next(news, None)
+        self._context.dirty = first is not None
+        # a manual policy never reads these events
+        if first is not None and policy.when != "manual":
+            self._pipeline.auto_commit.count_events([first, *news])
+
+    def _on_moved(self) -> None:
+        self._navigation.on_moved()
 
     def __enter__(self) -> Session:
         return self
@@ -116,15 +245,233 @@ class Session(KernelsMixin):
         self.pause()
 
     def __repr__(self) -> str:
-        return (
-            f"<Session {self.name!r} of {self.agent}, {self.status}, {self._writer.tip.seq} events>"
+        events = self._pipeline.writer.tip.seq
+        return f"<Session {self.name!r} of {self.agent}, {self.status}, {events} events>"
+
+    # facets
+
+    @cached_property
+    def conversation(self) -> Conversation:
+        """Messages, plan, questions, decisions, notes and custom records."""
+        return Conversation(self._context, self._pipeline, note_ttl=self.profile.note_ttl)
+
+    @cached_property
+    def memory(self) -> SessionMemory:
+        """Facts, lessons, episodes, recall, context and briefing."""
+        return SessionMemory(self._context, self._pipeline)
+
+    @cached_property
+    def actions(self) -> SessionActions:
+        """Actions, effects and approvals."""
+        return SessionActions(self._context, self._pipeline)
+
+    @cached_property
+    def accounting(self) -> Accounting:
+        """Spends, limits and model calls."""
+        return Accounting(self._context, self._pipeline)
+
+    @cached_property
+    def artifact_store(self) -> ArtifactStore:
+        """Versions of artifacts, their content and lineage."""
+        return ArtifactStore(self._context, self._pipeline, workspace=self._files.workspace)
+
+    @cached_property
+    def external(self) -> ExternalState:
+        """Collaborations, rate limits, tokens and browser state."""
+        return ExternalState(self._context, self._pipeline)
+
+    @cached_property
+    def programs(self) -> SessionPrograms:
+        """Commands, services, shells, processes, ports and kernels."""
+        programs = SessionPrograms(self._pipeline, self._files, self.artifact_store)
+        # before the other hooks: the commit must have the variables of kernels
+        self._context.hooks.insert(0, programs)
+        return programs
+
+    # conversation and plan
+
+    def say(self, role: str, content: Any, **extra: Any) -> Event:
+        """Add a message.
+
+        Args:
+            role: who speaks, as "user" or "assistant".
+            content: text, or the content parts of a model API.
+            **extra: further fields of the message, such as tool_calls.
+        """
+        return self.conversation.say(role, content, **extra)
+
+    def say_all(
+        self, messages: Iterable[tuple[str, Any] | Mapping[str, Any]], *, key: str = ""
+    ) -> list[Event]:
+        """Add several messages in one write: all or none.
+
+        Args:
+            messages: pairs (role, content), or dicts as a model API has them.
+            key: an idempotency key. The same call again, also by another process, returns the
+                events of the first call.
+
+        Raises:
+            Invalid: "key_reused" if other messages were recorded under the key.
+        """
+        return self.conversation.say_all(messages, key=key)
+
+    def think(self, text: str) -> Event:
+        """Record a thought of the agent. A thought is not a message of the conversation."""
+        return self.conversation.think(text)
+
+    def note(self, key: str, value: Any, *, ttl: float | None = None) -> Event:
+        """Keep a value under a key for a while.
+
+        Args:
+            key: the key. A later note replaces an earlier one.
+            value: plain data; None ends the note.
+            ttl: the lifetime in seconds; by default that of the profile.
+        """
+        return self.conversation.note(key, value, ttl=ttl)
+
+    def plan(self, steps: Sequence[str]) -> Event:
+        """Set the plan: the steps in order. The first step becomes the current one."""
+        return self.conversation.plan(steps)
+
+    def advance(self, to: int | None = None) -> Event:
+        """Move to the next step of the plan, or to step `to`, counted from 0.
+
+        Raises:
+            Invalid: "bad_step" if the plan has no such step.
+        """
+        return self.conversation.advance(to)
+
+    def ask(self, text: str) -> str:
+        """Ask a question that stays open until it is answered. Return its id."""
+        return self.conversation.ask(text)
+
+    def answer(self, question: str, answer: Any) -> Event:
+        """Answer a question by its id.
+
+        Raises:
+            NotFound: "no_question" if it was not asked.
+        """
+        return self.conversation.answer(question, answer)
+
+    def decide(self, text: str, *, why: str = "", instead_of: Sequence[str] = ()) -> str:
+        """Record a decision with its rejected alternatives, and return its id.
+
+        Args:
+            text: the decision.
+            why: the reason.
+            instead_of: the alternatives.
+        """
+        return self.conversation.decide(text, why=why, instead_of=instead_of)
+
+    def record(self, kind: str, data: Mapping[str, Any], *, version: int = 1) -> Event:
+        """Record an event of a kind that your program defines.
+
+        `s.records(kind)` reads these events.
+
+        Args:
+            kind: the kind, such as "myapp.ticket".
+            data: plain data.
+            version: the version of the schema of `data`; see `ortet.upcast`.
+        """
+        return self.conversation.record(kind, data, version=version)
+
+    def compact(self, keep_last: int = 20, summarise: Summarise | None = None) -> Compaction | None:
+        """Leave all but the newest messages out of context, with a summary in their place.
+
+        Nothing is deleted: `dropped()` returns these messages.
+
+        Args:
+            keep_last: the number of messages to keep.
+            summarise: makes the summary; by default an extract.
+
+        Returns:
+            The compaction, or None if there is nothing to leave out.
+
+        Raises:
+            Conflict: "compacted" if the conversation was compacted concurrently.
+        """
+        return self.conversation.compact(keep_last, summarise)
+
+    # memory
+
+    def learn(
+        self,
+        text: str,
+        *,
+        about: str = "",
+        scope: str | None = None,
+        confidence: float = 1.0,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        source: Event | Message | SourceEventRef | int | None = None,
+        supersedes: str | Fact | RecallHit | None = None,
+    ) -> str:
+        """Record a fact and return its id.
+
+        Args:
+            text: the fact.
+            about: its subject.
+            scope: who shares it: "session", "agent", "user:NAME" or "project:NAME". Shared facts
+                are published by a commit, those of a fork when it is adopted.
+            confidence: 0 to 1.
+            since: when it starts to hold.
+            until: when it stops to hold.
+            source: the event that it comes from.
+            supersedes: the fact that it replaces: an id, a Fact or a hit.
+        """
+        return self.memory.learn(
+            text,
+            about=about,
+            scope=scope,
+            confidence=confidence,
+            since=since,
+            until=until,
+            source=source,
+            supersedes=supersedes,
         )
 
-    # actions
+    def lesson(self, text: str, *, about: str = "", scope: str | None = None) -> str:
+        """Record what a failure taught, and return the id. See `learn`."""
+        return self.memory.lesson(text, about=about, scope=scope)
+
+    def forget(self, fact: str | Fact | RecallHit, *, why: str = "") -> Event:
+        """Retract a fact. The fact and the reason stay recorded.
+
+        A shared fact is retracted for others when the session commits.
+
+        Raises:
+            NotFound: "no_fact" if it is not known or already retracted.
+        """
+        return self.memory.forget(fact, why=why)
+
+    def milestone(
+        self,
+        summary: str = "",
+        *,
+        outcome: str = "",
+        importance: float | None = None,
+        summarise: Summarise | None = None,
+    ) -> str:
+        """Record the events since the last episode as an episode.
+
+        Args:
+            summary: what happened; by default made from messages, decisions and facts.
+            outcome: how it ended.
+            importance: 0 to 1.
+            summarise: makes the summary.
+
+        Returns:
+            The id of the episode, or "" if nothing happened.
+        """
+        return self.memory.milestone(
+            summary, outcome=outcome, importance=importance, summarise=summarise
+        )
+
+    # actions and accounting
 
     def act(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., T],
         *args: Any,
         why: str = "",
         replay: Replay | None = None,
@@ -133,7 +480,7 @@ class Session(KernelsMixin):
         name: str | None = None,
         approve: str | None = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> T:
         """Call a function and record it as an action.
 
         The intent is durable before the call, and the outcome is recorded after it.
@@ -156,36 +503,77 @@ class Session(KernelsMixin):
             Unsettled: an earlier call with this key has no known outcome.
             Conflict: another session is running the action with this key.
         """
-        with self._action_scope():
-            return self._effects.act(
-                function,
-                args,
-                kwargs,
-                why=why,
-                replay=replay,
-                key=key,
-                scope=scope,
-                name=name,
-                approve=approve,
-            )
+        result: T = self._pipeline.act(
+            function,
+            args,
+            kwargs,
+            why=why,
+            replay=replay,
+            key=key,
+            scope=scope,
+            name=name,
+            approve=approve,
+        )
+        return result
 
-    def request_approval(self, what: str, *, why: str = "") -> str:
-        """Ask a human for an approval and return its id. Read the answer with `approvals()`."""
-        self._check_open()
-        self._participant.dirty = True
-        return self._effects.approvals.ask(what, why=why)
+    def spend(self, *, model: str = "", **amounts: float) -> Event:
+        """Record that some of the budget was used.
 
-    # reading
+        The spend is recorded even if it exceeds a limit. The session is then paused.
 
-    def events(self, after: int = 0, upto: int | None = None) -> Iterator[Event]:
-        """Return the events in order, including buffered ones; see `SessionReader.events`."""
-        self._writer.flush()
-        return super().events(after, upto)
+        Args:
+            model: the model that was paid.
+            **amounts: the amount of each counter, such as tokens or usd.
 
-    def _flush_writes(self) -> None:
-        self._writer.flush()
+        Raises:
+            Refused: "budget_spent" if a limit is exceeded. It says what is left and how to raise
+                the limit.
+        """
+        return self.accounting.spend(model=model, **amounts)
 
-    # machine and files
+    def budget(self, *, soft: Mapping[str, float | None] | None = None, **limits: Any) -> Event:
+        """Set limits for this session and its forks. Limits that are not given stay.
+
+        Args:
+            soft: limits that record a warning once when they are reached.
+            **limits: hard limits by counter; None removes one. The session pauses when one is
+                exceeded.
+        """
+        return self.accounting.budget(soft=soft, **limits)
+
+    def artifact(
+        self,
+        name: str | os.PathLike[str],
+        *,
+        kind: str = "",
+        data: bytes | str | BinaryIO | None = None,
+        media: str = "",
+        link: str = "",
+        why: str = "",
+        allow_secrets: bool = False,
+    ) -> Artifact:
+        """Store an artifact. The same name again makes the next version.
+
+        The artifact records the action in which it was made.
+
+        Args:
+            name: the name, or the path of the file in the workspace if there is no `data` and no
+                `link`.
+            kind: what it is, for example "report".
+            data: the content, or an open file that is read from its first byte.
+            media: the media type; by default guessed from the name.
+            link: where the content is, if it is not stored.
+            why: the reason.
+            allow_secrets: store it even if it holds a known secret.
+
+        Raises:
+            Refused: "secret_found" if it holds a known secret.
+        """
+        return self.artifact_store.artifact(
+            name, kind=kind, data=data, media=media, link=link, why=why, allow_secrets=allow_secrets
+        )
+
+    # machine
 
     @property
     def machine(self) -> Workspace:
@@ -194,31 +582,27 @@ class Session(KernelsMixin):
         The machine starts at first use. A session without a directory then gets an empty private
         workspace.
         """
-        self._check_open()
-        return self._workspace() or self._create_scratch_workspace()
-
-    @property
-    def attached_files(self) -> Workspace | None:
-        """Return the workspace if this handle has already opened it, otherwise None.
-
-        Starts nothing.
-        """
-        return self._files
+        return self._files.machine
 
     @property
     def path(self) -> Path:
         """Return the directory where the host can read the files of the session."""
-        return self.machine.path
+        return self._files.machine.path
 
     def run(
         self,
         command: Command,
         *,
+        env: Mapping[str, str | None] | None = None,
+        cwd: str = "",
+        timeout: float | None = None,
+        stdin: bytes | str | None = None,
+        output: OutputCallback | None = None,
+        secrets: Mapping[str, str] | Sequence[str] | None = None,
         why: str = "",
         replay: Replay | None = None,
         key: str | None = None,
         scope: KeyScope | None = None,
-        **options: Any,
     ) -> Result:
         """Run a command in the machine and record it as an action.
 
@@ -231,7 +615,13 @@ class Session(KernelsMixin):
             replay: how the command may be repeated: "pure", "recorded", "idempotent" or "once".
             key: an idempotency key. A command with a key runs once in its scope.
             scope: "family" for the session and all its forks, or "timeline".
-            **options: options of `Workspace.run`, for example timeout or secrets.
+            env: variables to set; None unsets one.
+            cwd: the working directory below the workspace.
+            timeout: the limit in seconds.
+            stdin: the standard input.
+            output: called with output as it arrives.
+            secrets: names in the vault, or variable -> name. The command gets their values as
+                variables. Nothing can be committed until it has ended.
 
         Returns:
             The result, with `exit_code`, `stdout` and `stderr`.
@@ -239,159 +629,354 @@ class Session(KernelsMixin):
         Raises:
             Refused: "budget_spent" if the budget is used up.
         """
-        from ortet.machines.command import check_run
+        return self.programs.run(
+            command,
+            env=env,
+            cwd=cwd,
+            timeout=timeout,
+            stdin=stdin,
+            output=output,
+            secrets=secrets,
+            why=why,
+            replay=replay,
+            key=key,
+            scope=scope,
+        )
 
-        check_run(command, **options)
-        said = command if isinstance(command, str) else list(command)
-        with self._action_scope():
-            if not key:
-                self._start_machine()
-            result: Result = self._effects.act(
-                self._run_here,
-                (said,),
-                options,
-                why=why,
-                replay=replay,
-                key=key,
-                scope=scope,
-                name="run",
-                record=lambda result: record_command_result(self._redacted(result, options)),
-                recall=parse_command_result,
-            )
-        return result
+    def spawn(
+        self,
+        name: str,
+        command: Command,
+        *,
+        env: Mapping[str, str | None] | None = None,
+        cwd: str = "",
+        stdin: bool = False,
+        why: str = "",
+    ) -> Job:
+        """Start a service in the machine under a name.
 
-    def _start_machine(self) -> None:
-        """Start the machine before the intent is written.
-
-        A crash here leaves no dangling action.
+        Args:
+            name: the name of the service.
+            command: a str for `sh -c`, or a list to execute.
+            why: the reason, recorded with the action.
+            env: variables to set; None unsets one.
+            cwd: the working directory below the workspace.
+            stdin: keep the standard input open for writing.
         """
-        _ = self.machine
+        return self.programs.spawn(name, command, env=env, cwd=cwd, stdin=stdin, why=why)
 
-    def _redacted(self, result: Result, options: Mapping[str, Any]) -> Result:
-        if not options.get("secrets"):
-            return result
-        from ortet.vault.redaction import redact_result
+    def shell(
+        self,
+        name: str = "main",
+        *,
+        command: Command = SHELL,
+        size: tuple[int, int] = INITIAL_SCREEN,
+        env: Mapping[str, str | None] | None = None,
+        why: str = "",
+    ) -> Job:
+        """Return the shell of this name, started at first use.
 
-        values: dict[str, str] = self.machine.programs.secret_values(options["secrets"])
-        return redact_result(result, values)
+        Args:
+            name: the name of the shell.
+            why: the reason, recorded with the action.
+            command: the program to start.
+            size: rows and columns of its terminal.
+            env: variables to set; None unsets one.
+        """
+        return self.programs.shell(name, command=command, size=size, env=env, why=why)
 
-    def _run_here(self, command: Command, **options: Any) -> Result:
-        return self.machine.run(command, **options)
+    def kernel(
+        self,
+        name: str = "main",
+        *,
+        python: str | None = None,
+        env: Mapping[str, str | None] | None = None,
+        keep: Sequence[str] | None = None,
+    ) -> SessionKernel:
+        """Return a Python interpreter in the machine. Its runs are recorded as actions.
 
-    def _workspace(self) -> Workspace | None:
-        if self._files is None and self._row.has_files:
-            self.attach_files(self._sessions.files_of(self._row))
-        return self._files
+        The interpreter starts at its first run. If the engine carries processes, a commit holds all
+        of it.
 
-    def _create_scratch_workspace(self) -> Workspace:
-        files = self._sessions.files_of(self._row)
-        failpoint("room.before-session")
-        row = msgspec.structs.replace(self._row, files=SCRATCH_FILES)
-        rows = [SessionTable.update_change(row)]
-        self._store.catalog.move(
-            [], verb="room", actor=self._store.author, lease=self.held_lease.lease, rows=rows
-        )
-        self._row = self._participant.row = row
-        self.attach_files(files)
-        return files
+        Args:
+            name: the name of the kernel.
+            python: the interpreter; by default that of the workspace's .venv, else this process's.
+            env: variables to set; None unsets one.
+            keep: names of variables to save with each commit. After a restore, or in a fork, a new
+                interpreter starts with them.
+        """
+        return self.programs.kernel(name, python=python, env=env, keep=keep)
 
-    def attach_files(self, files: Workspace) -> None:
-        """Use `files` as the workspace of this session. They are committed and restored with it."""
-        self._files = files
-        files.files.branch.participant, files.files.generated_directory = (
-            self._participant,
-            self.generated_directory,
-        )
-        # take the baseline: later changes of the process environment count as changes
-        _ = self._session_variables
+    def land(self, *, favor: Favor | None = None) -> Report:
+        """Apply the file changes of this session to its original directory, all or nothing.
 
-    # life cycle
+        Args:
+            favor: "ours" or "theirs" settles every conflict for that side.
+        """
+        return self._files.machine.land(favor=favor)
 
-    def pause(self, why: str = "") -> None:
-        """Pause the session and release its lease, so that any process can open it."""
-        self._end(PAUSED, why)
+    def diff(self, ref: str = "HEAD", other: str | None = None) -> list[TreeChange]:
+        """Return the file changes from `ref` to `other`.
 
-    def close(self, why: str = "") -> None:
-        """End the session. Its name stays taken; it can still be read and archived.
+        Args:
+            ref: the older side; the head by default.
+            other: the newer side. None means the present files, committed or not.
+        """
+        return self._files.machine.diff(ref, other)
+
+    # environment
+
+    @overload
+    def environment(self) -> Environment: ...
+
+    @overload
+    def environment(self, *, compare: Literal[True] | str) -> list[EnvironmentDifference]: ...
+
+    def environment(
+        self, *, compare: bool | str = False
+    ) -> Environment | list[EnvironmentDifference]:
+        """Probe the environment of the workspace and record what changed.
+
+        The environment is what a restore of files does not bring back: packages, variables, hosts,
+        resolver, git state. Recorded variables are set for commands, unless this process has
+        changed them since the session was opened or restored.
+
+        Args:
+            compare: True compares with the head commit, a ref with that commit. Nothing is
+                recorded.
+
+        Returns:
+            The environment, or with `compare` the differences.
+        """
+        if compare is False:
+            return self._environment.environment()
+        return self._environment.environment(compare=compare)
+
+    def handover(self, directory: str | os.PathLike[str]) -> Handover:
+        """Write feature_list.json, progress.md and BRIEFING.md for the next worker.
+
+        Files with equal content are left alone.
+
+        Args:
+            directory: where to write, relative to the workspace if there is one.
 
         Raises:
-            Corrupt: the profile says `audit` and the event chain is damaged. The status does not
-                change.
+            Conflict: a file was not written by a handover. Nothing is written.
         """
-        self._check_chain()
-        self._end(CLOSED, why)
+        self._pipeline.check_open()
+        return self._handover.write(directory)
 
-    def _end(self, status: str, why: str) -> None:
-        check_text(why=why)
-        if self.held_lease.is_released:
-            return
-        try:
-            self._drain_inbox()
-            self._probe_on_release()
-            if self._auto_commit.policy.commits_on_release and self._auto_commit.uncommitted.since:
-                self._commit_automatically()
-            self._budget.settle()
-            if status == CLOSED:
-                self._record_last_episode(why)
-            if status != self.status:  # a session in the pool is already paused
-                self._set_status(status, why)
-            self._flush_and_cache()
-            if status == CLOSED:
-                self._publish(self._writer.tip.seq)
-        except Refused:
-            pass  # another process holds the lease now, so the status is not ours to set
-        finally:
-            self.abandon()
+    # commits and moves
 
-    def _record_last_episode(self, why: str) -> None:
-        """Record the last episode: the events since the previous episode."""
-        # a damaged event, which `verify` reports, must not prevent the close
-        with suppress(Corrupt):
-            events = self.events(last_episode_seq(self))
-            told = episode_data(self, self._new_id(), cause="closed", events=events, outcome=why)
-            if told is not None:
-                self._writer.add(self._draft("episode", told))
+    def commit(
+        self, message: str = "", *, allow_secrets: bool = False, durable: Durability | None = None
+    ) -> CommitInfo:
+        """Commit session state and files together.
 
-    def archive(self, why: str = "") -> ArchiveRecord:
-        """Pause the session and move it into one bundle. `hub.unarchive` restores it."""
-        self.pause(why)
-        return self._sessions.hub.archive(self.id, why)
+        Args:
+            message: the commit message.
+            allow_secrets: commit even if the commit would hold a known secret.
+            durable: where the commit is stored on return, in a store that several hosts share.
+                "remote" is the bucket. "local" is the disk of this host, with a later upload; until
+                then other hosts cannot read the commit, and it is lost with the disk. None takes
+                the setting of the store.
 
-    def set_status(self, status: str, why: str, *, rows: Sequence[RowChange]) -> None:
-        """Change the status and write `rows` in the same transaction."""
-        self._set_status(status, why, rows)
+        Returns:
+            The new commit, or the head if there is nothing new.
 
-    def drain_inbox(self) -> None:
-        """Append the entries that other processes left in the inbox to the journal."""
-        self._drain_inbox()
+        Raises:
+            Refused: "secret_found" if the commit would hold a known secret.
+        """
+        return self._navigation.commit(message, allow_secrets=allow_secrets, durable=durable)
 
-    def release(self) -> None:
-        """Flush, release the lease and keep the status. Writes no lifecycle event."""
-        try:
-            self._flush_and_cache()
-        finally:
-            self.abandon()
+    def restore(
+        self, ref: Ref, *, only: Collection[str] | None = None, restart: bool = False
+    ) -> RestoreResult:
+        """Restore a commit: session state, files and processes.
 
-    def _flush_and_cache(self) -> None:
-        """Make all events durable and cache the state for the next open."""
-        self._writer.close()
-        cache_writer_state(self._sessions, self._writer, self._epoch)
+        Uncommitted work is committed first. Effects stay done and budget stays spent. Processes are
+        restored with their files; if only files are restored, the running processes continue.
 
-    def abandon(self) -> None:
-        """Release the lease and drop events that are not durable yet."""
-        self._writer.drop()
-        self._sessions.release(self)
-        if self._files is not None:
-            self._files.close()
+        Args:
+            ref: the commit to restore: its id, a branch or tag, or a commit record.
+            only: restore only these of "mind", "files" and "processes".
+            restart: start services that ran at `ref` and do not run now.
 
-    def _set_status(self, status: str, why: str, rows: Sequence[RowChange] = ()) -> None:
-        check_move(self.name, self.status, status)
-        row = msgspec.structs.replace(self._row, status=status)
-        data = {"from": self.status, "to": status, "why": why}
-        self._writer.add(
-            self._draft("lifecycle", data), rows=[SessionTable.update_change(row), *rows]
+        Returns:
+            A report, with the effects since that commit and differences of the environment.
+        """
+        return self._navigation.restore(ref, only=only, restart=restart)
+
+    def rewind(self, n: int = 1) -> RestoreResult:
+        """Restore the n-th ancestor of the head on this branch, state and files together.
+
+        Raises:
+            NotFound: "no_commit" if the session has no commit yet.
+        """
+        return self._navigation.rewind(n)
+
+    def undo(self, n: int = 1, *, dry_run: bool = False) -> UndoResult:
+        """Undo the last n operations that moved the branch, state and files together.
+
+        Uncommitted files count as the first operation. Without files, uncommitted events do.
+        Effects stay done; the report lists them. `redo` reverts an undo.
+
+        Args:
+            n: the number of operations.
+            dry_run: return what would happen, without changing anything.
+        """
+        return self._navigation.undo(n, dry_run=dry_run)
+
+    def redo(self, n: int = 1, *, dry_run: bool = False) -> UndoResult:
+        """Redo the last n undone operations, unless another operation followed the undo.
+
+        Args:
+            n: the number of operations.
+            dry_run: return what would happen, without changing anything.
+        """
+        return self._navigation.redo(n, dry_run=dry_run)
+
+    def fork(self, n: int = 1, *, machine: bool = True) -> list[Session]:
+        """Create n sessions that continue from the present state.
+
+        The present state is committed first. Either all n forks are created or none.
+
+        Args:
+            n: the number of forks.
+            machine: False forks only the session state, without files.
+        """
+        from ortet.sessions.history.forking import fork_files, fork_state_only
+
+        pipeline = self._pipeline
+        pipeline.ensure_live("fork")
+        require(FLAG, machine=machine)
+        require(POSITIVE_COUNT, n=n)
+        pipeline.check_open()
+        pipeline.drain_inbox()
+        files, navigation = self._files.workspace(), self._navigation
+        point = navigation.branch.head if files is None else None
+        fork = fork_files if machine and files is not None else fork_state_only
+        with files.announce_forks(n) if fork is fork_files and files is not None else nullcontext():
+            if point is None or not navigation.is_unchanged(point):
+                point = from_hex(self.commit("fork point").oid)
+            pipeline.budget.return_unspent()  # so that the forks can use what was reserved
+            forks = fork(self._manager, self.fork_parent(), point, n)
+        for one in forks:
+            one.inherit_variables(self)
+        return forks
+
+    def swarm(
+        self,
+        task: Task | None = None,
+        n: int = 8,
+        *,
+        score: Task | None = None,
+        keep: int | str = 1,
+        parallel: int = 2,
+        budget: Mapping[str, float] | None = None,
+        stop_when: Callable[[SwarmResult], bool] | float | None = None,
+        timeout: float | None = None,
+        harvest: bool = False,
+        losers: Losers = "drop",
+        name: str | None = None,
+        at: Ref | None = None,
+        interrupted: Interrupted = "again",
+        on: str | None = None,
+        needs: Mapping[str, float] | None = None,
+        progress: ProgressCallback | None = None,
+        halt: SwarmStopSignal | None = None,
+    ) -> SwarmResult:
+        """Run n attempts at a task, score them and adopt the best.
+
+        Each attempt runs in a process and a fork of its own. An attempt that fails, dies or exceeds
+        `timeout` does not affect the others. A swarm whose process was killed continues when it is
+        called again with the same `name`.
+
+        Args:
+            task: an importable function `task(session, i)`, or a command for the machine.
+            n: the number of attempts.
+            score: a function or a command; a higher score is better. The score of a command is the
+                last number that it prints, else 0 for exit code 0 and less for other codes. None
+                takes what the task returned or printed.
+            keep: 1 adopts the best attempt. k > 1 leaves the k best as sessions. 0 keeps none.
+                "merge" merges all attempts, "merge:K" the K best.
+            parallel: the number of attempts at the same time.
+            budget: the share of the family's budget for each attempt.
+            stop_when: a score, or a function called after each attempt; if reached, the swarm ends.
+            timeout: the limit for one attempt, in seconds.
+            harvest: learn the facts that the losers learned.
+            losers: "drop" removes attempts that are not kept, "keep" leaves them as sessions.
+            name: the name of the swarm, for continuing it.
+            at: the commit to start from; the present state by default.
+            interrupted: "again" repeats the attempts of a killed process, "count" counts them as
+                failed.
+            on: "ray" or "ray://HOST:PORT" runs the attempts on Ray nodes.
+            needs: the resources of one attempt on Ray, for example {"cpu": 2}.
+            progress: called with the swarm as attempts proceed.
+            halt: lets another thread end the swarm.
+
+        Returns:
+            The swarm with all attempts and their scores.
+        """
+        from ortet.sessions.swarm_api import SwarmRequest
+
+        wish = SwarmRequest(
+            task=task,
+            n=n,
+            score=score,
+            keep=keep,
+            parallel=parallel,
+            budget=budget,
+            stop_when=stop_when,
+            timeout=timeout,
+            harvest=harvest,
+            losers=losers,
+            name=name,
+            at=at,
+            interrupted=interrupted,
+            on=on,
+            needs=needs,
+            progress=progress,
+            halt=halt,
         )
-        self._row = self._participant.row = row
+        self._pipeline.check_open()
+        self._pipeline.ensure_live("swarm")
+        return self._manager.swarms.run(self, wish)
+
+    def merge(
+        self, other: MergeInput, *, message: str = "", favor: Favor | None = None
+    ) -> SessionMergeResult:
+        """Merge another session, branch or commit into this session, as one commit.
+
+        Conversation, plan and processes stay ours. Facts, lessons, decisions and artifacts are
+        united, and files are merged. The report lists contradictions.
+
+        Args:
+            other: an open session, or a branch, tag or commit.
+            message: the commit message; empty for a default.
+            favor: "ours" or "theirs" settles file conflicts for that side.
+
+        Raises:
+            Conflict: "merge_conflict" if files conflict. Nothing has changed.
+        """
+        from ortet.sessions.history.merge import merge
+
+        check_text(message=message)
+        self._pipeline.check_open()
+        self._pipeline.drain_inbox()
+        self._pipeline.ensure_live("merge")
+        with self._navigation.following_shared_memory():
+            return merge(self._navigation, self._manager, other, message=message, favor=favor)
+
+    def adopt(self, other: MergeInput) -> RestoreResult:
+        """Replace state and files by those of another session, branch or commit.
+
+        The present state is committed first and stays in the reflog. Effects stay done. If `other`
+        has no files, only its state is adopted.
+        """
+        from ortet.sessions.history.merge import adopt
+
+        return adopt(self._navigation, self._manager, other)
 
     def whatif(self, at: int, *, machine: bool = True, **change: Any) -> Session:
         """Create a session in which event `at` had another content.
@@ -406,92 +991,388 @@ class Session(KernelsMixin):
         """
         from ortet.sessions.history.whatif import whatif
 
-        self._check_open()
-        self._writer.flush()
-        return whatif(self._sessions, self, at, machine=machine, **change)
+        parent = self.fork_parent()
+        if self._context.is_replaying:
+            parent = ForkParent(self._context.services.read(self.id), self.profile)
+        else:
+            self._pipeline.check_open()
+            self._context.flush()
+        return whatif(self._manager, parent, at, machine=machine, **change)
+
+    # life cycle
+
+    def pause(self, why: str = "") -> None:
+        """Pause the session and release its lease, so that any process can open it.
+
+        Args:
+            why: the reason.
+        """
+        self._lifecycle.end(PAUSED, why)
+
+    def close(self, why: str = "") -> None:
+        """End the session. Its name stays taken; it can still be read and archived.
+
+        Args:
+            why: the reason.
+
+        Raises:
+            Corrupt: the profile says `audit` and the event chain is damaged. The status does not
+                change.
+        """
+        if self.profile.audit and not self._pipeline.held_lease.is_released:
+            self._context.flush()
+            self._context.services.hub.audit(self.id)
+        self._lifecycle.end(CLOSED, why)
+
+    def archive(self, why: str = "") -> ArchiveRecord:
+        """Pause the session and move it into one bundle. `hub.unarchive` restores it.
+
+        Args:
+            why: the reason.
+        """
+        self.pause(why)
+        return self._context.services.hub.archive(self.id, why)
+
+    # for other packages of ortet
+
+    @property
+    def is_open(self) -> bool:
+        """True until the lease is released."""
+        return not self._pipeline.held_lease.is_released
+
+    def has_workspace(self) -> bool:
+        """Return True if the session has files. Opens them."""
+        return self._files.workspace() is not None
+
+    @property
+    def held_lease(self) -> WriterLease:
+        return self._pipeline.held_lease
+
+    @property
+    def manager(self) -> SessionOwner:
+        """Return the manager that opened the session."""
+        return self._manager
+
+    @property
+    def pipeline(self) -> VerbPipeline:
+        return self._pipeline
+
+    @property
+    def navigation(self) -> Navigation:
+        return self._navigation
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        return self._lifecycle
+
+    @property
+    def files(self) -> SessionFiles:
+        return self._files
+
+    @property
+    def environment_tracker(self) -> EnvironmentTracker:
+        return self._environment
+
+    def start_replay(self, *, live: bool, report: Path | None = None) -> None:
+        """Replay the events from the first one on; see `SessionReplay`."""
+        from ortet.sessions.history.replay import SessionReplay
+
+        self._replay = SessionReplay(self._navigation, self._lifecycle, live=live, report=report)
+
+    @property
+    def restored(self) -> RestoreResult | None:
+        """Return what the replay restored when it went live, otherwise None."""
+        return self._replay.restored if self._replay is not None else None
+
+    def fork_parent(self) -> ForkParent:
+        """Return this session as the parent of forks."""
+        return ForkParent(self._context, self.profile, self._pipeline.held_lease, self._files)
+
+    def inherit_variables(self, parent: Session) -> None:
+        """Start a fork with the variables of its parent."""
+        self._environment.inherit_variables(parent._environment)
+
+    def attach_files(self, files: Workspace) -> None:
+        """Use `files` as the workspace of this session. They are committed and restored with it."""
+        self._files.attach(files)
+
+    @property
+    def attached_files(self) -> Workspace | None:
+        """Return the workspace if this handle has already opened it, otherwise None."""
+        return self._files.attached
+
+    def drain_inbox(self) -> None:
+        """Append the entries that other processes left in the inbox to the journal."""
+        self._pipeline.drain_inbox()
+
+    def publish(self) -> None:
+        """Publish committed facts to the shared memory scopes."""
+        self._navigation.publish()
 
     def close_dangling_effects(self) -> None:
         """Record an outcome for each action that has an intent but no outcome."""
-        self._effects.close_dangling()
+        self._pipeline.effects.close_dangling()
 
     def close_tool_calls(self) -> None:
-        """Add a result for each tool call that has none.
+        """Add a result for each tool call that has none."""
+        self._navigation.close_tool_calls()
 
-        Model APIs refuse a call without a result.
+    def commit_all_events(self, message: str) -> CommitInfo:
+        """Commit even if only lifecycle or environment events are new."""
+        return self._navigation.commit_all_events(message)
+
+    def set_status(self, status: str, why: str, *, rows: Sequence[RowChange]) -> None:
+        """Change the status and write `rows` in the same transaction."""
+        self._lifecycle.set_status(status, why, rows)
+
+    def release(self) -> None:
+        """Flush, release the lease and keep the status. Writes no lifecycle event."""
+        self._lifecycle.release()
+
+    def abandon(self) -> None:
+        """Release the lease and drop events that are not durable yet."""
+        self._lifecycle.abandon()
+
+    @property
+    def generated_directory(self) -> str:
+        """Return the workspace directory of the handover files; "" if there is none."""
+        return self._files.generated_directory
+
+    # rarer names
+
+    def refresh(self) -> None:
+        """Follow the newest facts of shared memory scopes from now on.
+
+        A restored session and each fork see the shared facts of their commit, until they publish a
+        fact themselves.
         """
-        if calling := self._state.core.calling:
-            self._participant.dirty = True
-            self._writer.add(*(lost_result(call, self._store.author) for call in calling))
+        self.memory.refresh()
 
-    def activate(self, alive_until: int = 0) -> None:
-        """Set the status to active and repair what a killed process left behind.
+    def intend(
+        self,
+        name: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        why: str = "",
+        replay: Replay = "recorded",
+        key: str = "",
+        scope: KeyScope = "family",
+        approve: str | None = None,
+    ) -> Intent:
+        """Record the intent of an effect that another program performs.
+
+        The intent is durable on return. Call `settle` with the outcome afterwards.
 
         Args:
-            alive_until: the time until which the previous holder was certainly alive.
+            name: the name of the action.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            why: the reason.
+            replay: how the effect may be repeated: "pure", "recorded", "idempotent" or "once".
+            key: an idempotency key; "" for none.
+            scope: "family" for the session and all its forks, or "timeline".
+            approve: the reason to show to a human, if an approval is needed.
+
+        Returns:
+            The intent. If `done` is True, the effect was performed before under this key and must
+            not be performed again; `outcome` is its result.
         """
-        killed = self.status == ACTIVE
-        if killed:
-            self._budget.count_lost_time(alive_until)
-        self._set_status(ACTIVE, "")
-        if self._row.path and pending_restore(self._store.catalog, self._row.branch) is not None:
-            # opening the workspace completes or rolls back the interrupted restore
-            self._workspace()
-        self.close_dangling_effects()
-        self.close_tool_calls()
-        self._drain_inbox()
-        self._publish()
+        return self.actions.intend(
+            name, args, kwargs, why=why, replay=replay, key=key, scope=scope, approve=approve
+        )
 
-    # private
+    def settle(
+        self, effect: str, outcome: Any = None, *, failed: bool = False, error: str = ""
+    ) -> Event:
+        """Record the outcome of an action that has none.
 
-    def _drain_inbox(self) -> None:
-        if self._inbox.drain():
-            self._participant.dirty = True
+        Args:
+            effect: the id of the effect.
+            outcome: its result.
+            failed: True if it was not performed or failed.
+            error: how it failed. Given text implies `failed`.
 
-    def _switch_timeline(self, row: SessionRow) -> None:
-        """Use the timeline and the state that the writer has switched to."""
-        self._row = row
-        self._event_log, self._state = self._writer.event_log, self._writer.state
-        self._effects = EffectLog(self._store, row, self._writer)
-        self._story = self._recorded_environment = None
-        self._auto_commit.reset(self._now())
+        Raises:
+            NotFound: there is no such effect.
+            Conflict: "settled" if it already has an outcome.
+        """
+        return self.actions.settle(effect, outcome, failed=failed, error=error)
 
-    def _on_moved(self, row: SessionRow) -> None:
-        self._switch_timeline(row)
-        self.close_tool_calls()  # the commit may lie between a call and its result
+    def request_approval(self, what: str, *, why: str = "") -> str:
+        """Ask a human for an approval and return its id. Read the answer with `approvals()`.
 
-    def _add(self, kind: str, data: Mapping[str, Any], *, version: int = 1) -> Event:
-        self._begin_change()
-        event = self._writer.add(self._draft(kind, data, version))[0]
-        self._auto_commit_if_due(kind, data)
-        return event
+        Args:
+            what: the action to approve.
+            why: the reason, shown with the request.
+        """
+        return self.actions.request_approval(what, why=why)
 
-    def _add_all(
-        self, kind: str, several: Sequence[Mapping[str, Any]], key: str = ""
-    ) -> list[Event]:
-        self._begin_change()
-        with self._writer.exclusive():
-            row, after, store = self._row, self._writer.tip.seq, self._store
-            rows = (
-                [key_row_change(store.catalog, row, after, key=key, count=len(several))]
-                if key
-                else []
-            )
-            events = self._writer.add(*(self._draft(kind, data) for data in several), rows=rows)
-        self._auto_commit_if_due(kind, several[-1])
-        return events
+    def model_call(  # noqa: PLR0917 - in the order one says it
+        self,
+        provider: str,
+        model: str,
+        params: Mapping[str, Any] | None = None,
+        usage: Mapping[str, Any] | None = None,
+        request: Any = None,
+        response: Any = None,
+    ) -> Event:
+        """Record a model call that was made, and spend its usage; see `spend`.
 
-    def _begin_change(self) -> None:
-        self._check_open()
-        self._participant.dirty = True
+        Request and response are stored as objects that the event refers to. Known secrets in them
+        are replaced by their names.
 
-    def _draft(self, kind: str, data: Mapping[str, Any], version: int = 1) -> Draft:
-        return Draft(kind, dict(data), self._store.author, version=version)
+        Args:
+            provider: the provider of the model.
+            model: the name of the model.
+            params: the parameters of the call.
+            usage: the usage report. Every number in it is spent.
+            request: bytes, text or plain data.
+            response: bytes, text or plain data.
 
-    def _check_open(self) -> None:
-        if self.held_lease.is_released:
-            raise Invalid(
-                "closed", f"session {self.name!r} is not open any more: open it with the hub"
-            )
+        Returns:
+            The event of the call.
 
-    def _new_id(self) -> str:
-        return self._sessions.new_id()
+        Raises:
+            Refused: "budget_spent" if a limit is exceeded. The call is recorded.
+        """
+        return self.accounting.model_call(provider, model, params, usage, request, response)
+
+    def orphans(self) -> Orphans:
+        """Return artifacts whose content is lost, and files without an artifact."""
+        return self.artifact_store.orphans()
+
+    def collaborate(
+        self,
+        name: str,
+        *,
+        kind: str | None = None,
+        link: str | None = None,
+        status: str | None = None,
+        text: str | None = None,
+        effect: str | None = None,
+    ) -> Collaboration:
+        """Record something that others see or will see: a branch, a pull request, a comment.
+
+        The same name again changes the given fields. If an effect created it, a restore does not
+        undo it; `collaborations()` keeps listing it.
+
+        Args:
+            name: its name.
+            kind: what it is.
+            link: where it is.
+            status: "draft", "done" or "withdrawn". Done can be withdrawn; withdrawn is final.
+            text: its content.
+            effect: the id of the effect that created it; by default the action in progress.
+
+        Raises:
+            Conflict: "illegal_move" if the status cannot change in this way.
+        """
+        return self.external.collaborate(
+            name, kind=kind, link=link, status=status, text=text, effect=effect
+        )
+
+    def window(
+        self,
+        service: str,
+        *,
+        remaining: float,
+        reset: datetime | float,
+        limit: float | None = None,
+    ) -> Event:
+        """Record how many calls a service still accepts.
+
+        Rate limits belong to the agent: `windows()` returns the last record of any of its sessions,
+        including forks and restored ones.
+
+        Args:
+            service: the service.
+            remaining: the number of calls left.
+            reset: when the limit is reset: seconds since 1970, or a datetime with a time zone.
+            limit: the number of calls of a full window.
+        """
+        return self.external.window(service, remaining=remaining, reset=reset, limit=limit)
+
+    @overload
+    def token(self, service: str) -> Secret: ...
+
+    @overload
+    def token(self, service: str, name: str) -> Event: ...
+
+    def token(self, service: str, name: str | None = None) -> Secret | Event:
+        """Record the vault name of the token for a service, or return the current token.
+
+        Args:
+            service: the service.
+            name: the name in the vault. None returns the token.
+
+        Raises:
+            NotFound: "no_secret" if the vault has no such name, "no_token" if none was recorded.
+        """
+        if name is None:
+            return self.external.token(service)
+        return self.external.token(service, name)
+
+    def browser(
+        self,
+        urls: Sequence[str] | None = None,
+        storage: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        *,
+        current: bool = False,
+    ) -> Browser:
+        """Record the open pages and the storage state of a browser, or return what was recorded.
+
+        The storage state is stored in the vault, and the event has its name. After a restore it is
+        the one of that commit.
+
+        Args:
+            urls: the open pages.
+            storage: a dict, or the path of a file that Playwright or Selenium wrote.
+            current: without other arguments, return the last saved state instead.
+        """
+        return self.external.browser(urls, storage, current=current)
+
+    def job(self, name: str) -> Job:
+        """Return the service or shell of this name, running or ended."""
+        return self.programs.job(name)
+
+    def jobs(self) -> list[JobInfo]:
+        """Return all services and shells, running or ended."""
+        return self.programs.jobs()
+
+    def ps(self) -> list[ProcessInfo]:
+        """Return all processes of the machine."""
+        return self.programs.ps()
+
+    def logs(self, name: str, last: int | None = None) -> str:
+        """Return the last output of a service or shell.
+
+        Args:
+            name: the name of the service or shell.
+            last: return only this many bytes.
+        """
+        return self.programs.logs(name, last)
+
+    def expose(self, port: int, *, at: int = 0) -> int:
+        """Forward a loopback port of this host to `port` in the machine, and return it.
+
+        Args:
+            port: the port in the machine.
+            at: the port of this host; 0 for any free one.
+        """
+        return self.programs.expose(port, at=at)
+
+    def unexpose(self, port: int) -> bool:
+        """Close the forward to `port`. Return False if there was none."""
+        return self.programs.unexpose(port)
+
+    def kernels(self) -> list[SessionKernel]:
+        """Return the running kernels and their forks. Starts nothing; safe from any thread."""
+        return self.programs.kernels()
+
+    def is_running(self) -> bool:
+        """Return True if programs or kernels run in the machine.
+
+        They end with the session handle.
+        """
+        return self.programs.is_running()

@@ -1,14 +1,11 @@
-"""Request and result types of swarms, and the protocol of the runner.
-
-`config` gives the hub a `SwarmRunner`, so that sessions do not import `swarm`.
-"""
+"""Request and result types of swarms, with the names of their rows and topics."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -17,11 +14,6 @@ from ortet.journal.state.records import Fact
 
 if TYPE_CHECKING:
     from ortet.history.refs import Ref
-    from ortet.sessions.reader import SessionReader
-    from ortet.sessions.session import Session
-
-Task = Callable[["Session", int], Any] | str | Sequence[str]
-"""An importable function called with the fork and the attempt number, or a command."""
 
 AttemptState = Literal["waiting", "running", "done", "failed", "stopped"]
 """State of an attempt. "stopped" means not started or cancelled, because enough was found."""
@@ -147,22 +139,6 @@ class SwarmRequest(msgspec.Struct, frozen=True):
     needs: Any = None
     progress: Any = None
     halt: SwarmStopSignal | None = None
-
-
-class SwarmRunner(Protocol):
-    """Runs swarms. `config` gives one to the hub, so that sessions do not import `swarm`."""
-
-    def run(self, session: Session, wish: SwarmRequest) -> SwarmResult:
-        """Run a swarm; see `Session.swarm`."""
-        ...
-
-    def all(self, session: SessionReader) -> list[SwarmResult]:
-        """Return the swarms of a session, oldest first, as they are now."""
-        ...
-
-    def get(self, session: SessionReader, name: str) -> SwarmResult:
-        """Return one swarm. Raise NotFound("no_swarm") if the session has none of this name."""
-        ...
 
 
 def swarm_rows(session: str) -> str:

@@ -60,3 +60,11 @@ def _bad(name: str, value: Any) -> Invalid:
         f"{name}={value!r} is no moment: give a datetime, a date as '2026-11-16' or "
         "'2026-11-16T09:00:00+00:00', or seconds since 1970",
     )
+
+
+def day(ns: int) -> str:
+    """Return a time in UTC, to the minute."""
+    try:
+        return datetime.fromtimestamp(ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, ValueError, OSError):
+        return f"{ns} ns"

@@ -20,7 +20,8 @@ from ortet.backends.base import RowChange
 from ortet.errors import Conflict, OrtetError, Refused
 from ortet.ids import Oid
 from ortet.sessions.actions.budget import reserve_share
-from ortet.sessions.history.forking import NamedForks, fork_named
+from ortet.sessions.history.fork_session import fork_named
+from ortet.sessions.history.forking import NamedForks
 from ortet.sessions.history.swarm_results import pause_with
 from ortet.sessions.swarm_api import swarm_topic
 from ortet.sessions.table import SessionRow

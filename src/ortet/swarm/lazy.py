@@ -10,9 +10,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ortet.sessions.manager import SwarmRunner
     from ortet.sessions.reader import SessionReader
     from ortet.sessions.session import Session
-    from ortet.sessions.swarm_api import SwarmRequest, SwarmResult, SwarmRunner
+    from ortet.sessions.swarm_api import SwarmRequest, SwarmResult
 
 
 class LazySwarms:

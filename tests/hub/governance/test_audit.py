@@ -64,7 +64,7 @@ def test_audit_shows_the_text_of_commands_and_tool_calls(hub: Hub) -> None:
         s.say("assistant", [call])
         s.run("echo hi", why="to see")
         s.run(["echo", "there"])
-        led = explain_commit(hub.session_manager, from_hex(s.commit().oid))
+        led = explain_commit(hub.session_manager.services, from_hex(s.commit().oid))
     told = [line.what for line in hub.audit(s.id).lines]
     assert 'assistant: [calls Bash {"command":"ls"}]' in told
     assert [what.partition(": ")[2] for what in told if what.startswith("run (")] == [

@@ -22,7 +22,8 @@ from ortet.errors import Invalid
 from ortet.hub.hub import Hub
 from ortet.integrations.transcripts.importer import import_transcript
 from ortet.sessions.reader import SessionReader
-from ortet.sessions.writing.bulk_import import EventInput, append_events
+from ortet.sessions.writing.bulk_import import append_events
+from ortet.sessions.writing.large_events import EventInput
 
 
 def taken(hub: Hub, claude: Claude, tmp_path: Path) -> SessionReader:

@@ -37,7 +37,7 @@ def test_span_operations_agree_with_sets_of_numbers(
 
 
 def aside(session: Session, **data: Any) -> None:
-    session._add("aside", data)
+    session.pipeline.add("aside", data)
 
 
 def texts(found: Any) -> list[Any]:

@@ -34,11 +34,12 @@ from ortet.journal.reports.progress import ProgressLog
 from ortet.journal.state.records import NoteRecord
 from ortet.journal.state.state import SessionState
 from ortet.sessions.history.compare import explain_commit
+from ortet.sessions.history.fork_session import rewind_before_event
 from ortet.sessions.history.load import is_bookkeeping_event
-from ortet.sessions.history.rewind import rewind_before_event
 from ortet.sessions.memory.recall import DOCUMENT_MAKERS
 from ortet.sessions.session import Session
-from ortet.sessions.writing.bulk_import import EventInput, append_events
+from ortet.sessions.writing.bulk_import import append_events
+from ortet.sessions.writing.large_events import EventInput
 from ortet.web.views.journal import EVENT_DETAILS, EVENT_TEXTS, GROUPS, journal_line
 
 SOURCE = Path(ortet.__file__).parent
@@ -205,7 +206,7 @@ def test_a_new_kind_is_a_milestone_and_a_reason_of_the_commit(hub: Hub, risk: Ev
         record_risk(session)
         head = session.head
         assert head is not None and head.oid != base.oid
-        reasons = explain_commit(hub.session_manager, Oid(bytes.fromhex(head.oid))).reasons
+        reasons = explain_commit(hub.session_manager.services, Oid(bytes.fromhex(head.oid))).reasons
     assert [(reason.kind, reason.text) for reason in reasons] == [("risk", LINE)]
 
 

@@ -13,17 +13,21 @@ import ortet
 from ortet.backends.base import RowChange
 from ortet.hub.hub import Hub
 from ortet.journal.state.records import Approval
+from ortet.journal.state.state import SessionState
 from ortet.sessions.actions import approvals
 from ortet.sessions.actions.approvals import pending_approvals
-from ortet.sessions.manager import SessionManager
-from ortet.sessions.reader import SessionReader
+from ortet.sessions.context import SessionServices
 from ortet.sessions.table import PENDING_APPROVALS, SessionRow
 
 OLD = Path(__file__).parents[2] / "format" / "stores" / "0.1.0.tar.xz"
 
 
+def pending_ids(hub: Hub) -> list[str]:
+    return [one.id for _, one in pending_approvals(hub.session_manager.services)]
+
+
 def names(hub: Hub) -> list[str]:
-    return [row.name for row, _ in pending_approvals(hub.session_manager)]
+    return [row.name for row, _ in pending_approvals(hub.session_manager.services)]
 
 
 def by_reading(hub: Hub) -> list[str]:
@@ -44,9 +48,12 @@ def hints(hub: Hub) -> list[str]:
 def test_approval_is_listed_until_it_is_answered(hub: Hub) -> None:
     with hub.session("s") as s:
         first, second = s.request_approval("sell the boat"), s.request_approval("buy a boat")
-        assert [one.id for _, one in pending_approvals(hub.session_manager)] == [first, second]
+        assert pending_ids(hub) == [
+            first,
+            second,
+        ]
         hub.approve(s.id, first)  # beside the writer
-        assert [one.id for _, one in pending_approvals(hub.session_manager)] == [second]
+        assert pending_ids(hub) == [second]
         hub.approve(s.id, second, ok=False)
         assert names(hub) == hints(hub) == []
         s.say("user", "go on")
@@ -67,13 +74,14 @@ def test_listing_approvals_loads_only_sessions_that_have_one(
     with hub.session("s") as s:
         s.request_approval("sell the boat")
     read: list[str] = []
-    get = hub.session_manager.get
+    services = hub.session_manager.services
+    get = services.state_of
 
-    def counted(id_: str) -> SessionReader:
+    def counted(id_: str) -> SessionState:
         read.append(id_)
         return get(id_)
 
-    monkeypatch.setattr(hub.session_manager, "get", counted)
+    monkeypatch.setattr(services, "state_of", counted)
     assert names(hub) == ["s"]
     assert read == [s.id]
 
@@ -82,7 +90,7 @@ def test_forks_inherit_pending_approvals(hub: Hub) -> None:
     with hub.session("s") as s:
         s.request_approval("sell the boat")
         s.fork(2, machine=False)
-        hub.approve(s.id, pending_approvals(hub.session_manager)[0][1].id)
+        hub.approve(s.id, pending_approvals(hub.session_manager.services)[0][1].id)
         assert names(hub) == by_reading(hub) == ["s/1", "s/2"]
 
 
@@ -185,14 +193,14 @@ def test_approval_requested_during_a_listing_is_not_lost(
         hub.approve(s.id, s.request_approval("sell the boat"))
         waiting = approvals._open_approvals
 
-        def late(sessions: SessionManager, row: SessionRow) -> list[Approval]:
+        def late(sessions: SessionServices, row: SessionRow) -> list[Approval]:
             found = waiting(sessions, row)
             s.request_approval("buy another")
             return found
 
         with monkeypatch.context() as patched:
             patched.setattr(approvals, "_open_approvals", late)
-            pending_approvals(hub.session_manager)
+            pending_approvals(hub.session_manager.services)
         assert names(hub) == ["s"]
 
 
@@ -208,9 +216,13 @@ def test_concurrent_approval_requests_and_listings_lose_none(tmp_path: Path) -> 
                 together.wait(WAIT)
                 for turn in range(5):
                     id_ = s.request_approval(f"turn {turn}")
-                    assert id_ in [one.id for _, one in pending_approvals(own.session_manager)]
+                    assert id_ in [
+                        one.id for _, one in pending_approvals(own.session_manager.services)
+                    ]
                     own.approve(s.id, id_)
-                    assert id_ not in [one.id for _, one in pending_approvals(own.session_manager)]
+                    assert id_ not in [
+                        one.id for _, one in pending_approvals(own.session_manager.services)
+                    ]
                 s.request_approval("the last")
         except BaseException as error:
             failed.append(error)

@@ -382,8 +382,10 @@ class TestWhole:
     ) -> None:
         with hub.session("s", workspace=work) as s:
             old = {"MODE": {"value": "ab " * 333 + "c"}, "OTHER": {"value": "short"}}
-            s._writer.add(Draft("environment", {"parts": {"variables": old}, "asked": True}))
-            s._participant.dirty = True
+            s.pipeline.writer.add(
+                Draft("environment", {"parts": {"variables": old}, "asked": True})
+            )
+            s.internals.dirty = True
             s.release()
         del environ
         with hub.session("s") as s:

@@ -7,7 +7,7 @@ import pytest
 from ortet.errors import NotFound
 from ortet.hub.hub import Hub
 from ortet.journal.events import Draft
-from ortet.sessions.history.rewind import rewind_before_event
+from ortet.sessions.history.fork_session import rewind_before_event
 from ortet.sessions.reader import SessionReader
 
 

@@ -10,7 +10,11 @@ from tests.fixtures.talk import texts
 from ortet.config.environment import open_hub
 from ortet.errors import Invalid, NotFound
 from ortet.hub.hub import Hub
+from ortet.sessions.history import navigation
 from ortet.testing.clock import ManualClock
+
+
+def _publish_nothing(upto: int | None = None) -> None: ...
 
 
 class TestPublishing:
@@ -57,8 +61,11 @@ class TestPublishing:
             a.commit()
             a.say("user", "nothing new")
             a.commit()
-        (known,) = hub.session_manager.scopes.all()
-        assert [e.data["text"] for e in known.events(hub.session_manager)] == ["one", "two"]
+        (known,) = hub.session_manager.services.scopes.all()
+        assert [e.data["text"] for e in known.events(hub.session_manager.services)] == [
+            "one",
+            "two",
+        ]
 
     def test_facts_left_unpublished_by_a_kill_are_published_at_the_next_open(
         self, store: Path
@@ -66,9 +73,9 @@ class TestPublishing:
         with open_hub(store) as hub:
             a = hub.session("a")
             a.learn("one", scope="agent")
-            a._publish = lambda upto=None: None  # type: ignore[method-assign]
+            a.navigation.publish = _publish_nothing  # type: ignore[method-assign]
             a.commit()
-            a._writer.close()
+            a.pipeline.writer.close()
             a.abandon()
             with hub.session("b") as b:
                 assert texts(b) == []
@@ -348,7 +355,7 @@ class TestStore:
     def test_fact_events_of_earlier_releases_can_be_read(self, hub: Hub) -> None:
         with hub.session("a") as a:
             id_ = a.learn("x")
-            a._add("fact", {"id": id_, "gone": True})  # as releases before memory told it
+            a.pipeline.add("fact", {"id": id_, "gone": True})  # as releases before memory told it
             assert a.facts() == []
             assert list(a.state.past) == []
 
@@ -417,6 +424,6 @@ class TestBeside:
             b.learn("news", scope="agent")
             b.commit()
             # as if it were killed when it has just moved
-            monkeypatch.setattr(a, "_set_shared_memory", lambda memory: None)
+            monkeypatch.setattr(navigation, "set_shared_memory", lambda *_: None)
             a.adopt(kid)
             assert texts(a) == ["news"]

@@ -9,6 +9,7 @@ from tests.fixtures.stores import Open
 
 from ortet.errors import Invalid, Unavailable
 from ortet.hub.hub import Hub
+from ortet.sessions.history.navigation import Navigation
 from ortet.sessions.session import Session
 from ortet.sessions.writing import auto_commit
 from ortet.sessions.writing.auto_commit import CommitPolicy, UncommittedWork, add_event, is_due
@@ -133,13 +134,13 @@ class TestSession:
     def test_cost_policy_commits_after_work_in_proportion_to_commit_time(
         self, hub: Hub, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        recorded = Session._record
+        recorded = Navigation._record
 
-        def slowly(self: Session, message: str) -> Any:
+        def slowly(self: Navigation, message: str) -> Any:
             clock.advance(2 * SECOND)
             return recorded(self, message)
 
-        monkeypatch.setattr(Session, "_record", slowly)
+        monkeypatch.setattr(Navigation, "_record", slowly)
         with hub.session("s", commit={"cost": 3.0}) as s:
             s.commit("measured")
             s.act(clock.advance, 6 * SECOND)
@@ -163,12 +164,12 @@ class TestSession:
     def test_a_commit_that_fails_is_told_and_tried_again(
         self, hub: Hub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def full(self: Session, message: str) -> Any:
+        def full(self: Navigation, message: str) -> Any:
             raise Unavailable("no_space", "the disk is full: make room")
 
         with hub.session("s", commit="action") as s:
             with monkeypatch.context() as broken:
-                broken.setattr(Session, "_record", full)
+                broken.setattr(Navigation, "_record", full)
                 assert s.act(len, "abc") == 3
             (warning,) = [e.data for e in s.events() if e.kind == "warning"]
             assert (warning["what"], warning["kind"]) == ("commit", "no_space")

@@ -12,13 +12,9 @@ from ortet.backends.base import RowChange
 from ortet.errors import Conflict, Invalid
 from ortet.ids import from_hex
 from ortet.integrations._shared.messages import append_messages, load_full_message
-from ortet.sessions.history.forking import fork_named_session
-from ortet.sessions.writing.bulk_import import (
-    EventInput,
-    append_events,
-    commit_if_many_events,
-    full_data,
-)
+from ortet.sessions.history.fork_session import fork_named_session
+from ortet.sessions.writing.bulk_import import append_events, commit_if_many_events
+from ortet.sessions.writing.large_events import EventInput, full_data
 
 
 def test_tell_writes_events_and_rows_together_or_not_at_all(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def _lines(name: str, text: str) -> Iterator[str]:
 
 
 def _validity(fact: Fact) -> str:
-    from ortet.sessions.memory.report import day
+    from ortet.sessions.times import day
 
     since = f"since {day(fact.since)} UTC" if fact.since else ""
     until = f"until {day(fact.until)} UTC" if fact.until else ""

@@ -21,7 +21,6 @@ from ortet.cli.session_args import (
 )
 from ortet.cli.terminal import output as render
 from ortet.errors import Conflict, Invalid
-from ortet.sessions.writing.lease_handover import commit_for_other_hosts
 
 why_option = click.option("--why", default="", metavar="TEXT", help="The reason, for the journal.")
 
@@ -42,7 +41,7 @@ def pause(call: CliCall, session: str | None, *, why: str) -> None:
     row = find_session(call, session)
     if row.status != "paused" or why or call.hub.store.is_shared:
         opened = open_session(call, row.id)
-        commit_for_other_hosts(opened)
+        opened.navigation.commit_for_other_hosts()
         opened.pause(as_text(why))
     _print_status(call, row.id)
 

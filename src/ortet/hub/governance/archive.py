@@ -94,7 +94,7 @@ def rewrite_archive(sessions: SessionManager, id_: str) -> None:
 
 def trim_rows(sessions: SessionManager, row: SessionRow) -> int:
     """Delete event rows that a commit of this session contains. Return their number."""
-    line = sessions.load(row).line
+    line = sessions.services.load(row).line
     return sessions.store.catalog.trim_events(row.timeline, line.base.seq)
 
 

@@ -69,13 +69,13 @@ class AuditReport(msgspec.Struct, frozen=True):
 def audit(sessions: SessionManager, id_: str) -> AuditReport:
     """Audit a session; see `Governance.audit`."""
     row = sessions.table.get(id_)
-    line = sessions.load(row).line
+    line = sessions.services.load(row).line
     gone = erased_events(sessions.store)
     lines: list[AuditLine] = []
     tip = Tip()
     for timeline, found in line.rows_with_timeline():
-        tip = sessions.chain.check(tip, [found])
-        event = sessions.chain.read(found, timeline)
+        tip = sessions.services.chain.check(tip, [found])
+        event = sessions.services.chain.read(found, timeline)
         if event.erased and (timeline, event.seq) not in gone:
             raise _missing_body(event.seq, timeline)
         lines.append(audit_line(event))
@@ -153,11 +153,11 @@ def _check_rows(
         if row.status == ARCHIVED and sessions.store.catalog.head(f"branch:{row.branch}") is None:
             continue  # its events are in its bundle
         try:
-            line = sessions.load(row).line
+            line = sessions.services.load(row).line
             for span in line.timeline_spans():
                 after = max(span.after, done.get(span.timeline, 0))
                 if after < span.upto:
-                    _check_span(sessions.chain, line, after, span.upto, erased)
+                    _check_span(sessions.services.chain, line, after, span.upto, erased)
                     done[span.timeline] = span.upto
         except OrtetError as error:
             # otherwise another process removed the session concurrently
@@ -165,9 +165,9 @@ def _check_rows(
                 yield f"session {row.name}", error.message
     for name, scope in scope_rows(sessions.store.catalog):
         try:
-            line = sessions.scopes.event_log(scope)
+            line = sessions.services.scopes.event_log(scope)
             for span in line.timeline_spans():
-                _check_span(sessions.chain, line, span.after, span.upto, erased)
+                _check_span(sessions.services.chain, line, span.after, span.upto, erased)
         except OrtetError as error:
             yield f"memory of {name}", error.message
 
@@ -191,7 +191,7 @@ def check_segment(
     sessions: SessionManager, segment: JournalSegment, erased: set[tuple[str, int]]
 ) -> None:
     """Check the body hashes of a segment, and its link to the segment before."""
-    objects, chain = sessions.store.objects, sessions.chain
+    objects, chain = sessions.store.objects, sessions.services.chain
     rows = unseal(objects, segment)
     header = decode(EventHeader, segment.heads[0])
     tip = Tip(header.seq - 1, header.prev)
@@ -209,10 +209,10 @@ def check_segment(
 def _check_fold(sessions: SessionManager, segment: bytes, old: bytes) -> None:
     """Check that the fold that replaces an erased one equals a fold of the remaining events."""
     objects = sessions.store.objects
-    again = SessionState(sessions.maps)
+    again = SessionState(sessions.services.maps)
     for _, each in reversed(list(iter_segments(objects, segment))):
-        fold(again, (sessions.chain.read(row) for row in unseal(objects, each)))
-    if not again.equals(SessionState.load(sessions.maps, objects, old)):
+        fold(again, (sessions.services.chain.read(row) for row in unseal(objects, each)))
+    if not again.equals(SessionState.load(sessions.services.maps, objects, old)):
         raise Corrupt("bad_fold", "what stands for an erased mind is not what its events add up to")
 
 

@@ -76,7 +76,7 @@ def erase(
     events, effects, outside = _select_events(sessions, rows, seqs, user)
     waiting = _inbox_keys(sessions, rows, user) if seqs is None else []
     pending = PendingErasure(
-        id=sessions.new_id(),
+        id=sessions.services.new_id(),
         by=store.author,
         session=session or "",
         events=events,
@@ -130,9 +130,11 @@ def _run_erasure(
         _wipe(store, pending)
         failpoint("erase.wiped")
         store.objects.refresh_after_sweep(store.objects.sweep_lock.raise_epoch())
-        sessions.maps.clear_cache()
-        sessions.scopes.forget()
-        sessions.library.forget(texts, timelines={event.timeline for event in pending.events})
+        sessions.services.maps.clear_cache()
+        sessions.services.scopes.forget()
+        sessions.services.library.forget(
+            texts, timelines={event.timeline for event in pending.events}
+        )
         clear_working_memory(store.cache)
         state_cache.clear_all(store.cache)
     for row in affected:
@@ -182,7 +184,7 @@ def _texts(sessions: SessionManager, events: Sequence[ErasedEvent]) -> list[str]
         rows = sessions.store.catalog.events(event.timeline, event.seq - 1, 1)
         if not rows or rows[0].seq != event.seq or not rows[0].salt:
             return None
-        found.append(words_of(sessions.chain.read(rows[0], event.timeline)))
+        found.append(words_of(sessions.services.chain.read(rows[0], event.timeline)))
     return found
 
 
@@ -241,8 +243,8 @@ def _select_events(
             found[key] = ErasedEvent(event.timeline, event.seq, event.kind, event.hash.hex())
             if event.kind in ("begun", "ended") and "id" in event.data:
                 effects[row.family, str(event.data["id"])] = None
-            outside |= dict.fromkeys(rows_repeating_event(sessions, row, event))
-        _add_derived_events(sessions.load(row).line.events(), found)
+            outside |= dict.fromkeys(rows_repeating_event(sessions.services, row, event))
+        _add_derived_events(sessions.services.load(row).line.events(), found)
         if user is not None:  # match by number alone: no session is there
             _add_derived_events(_timeline_events(sessions, own), found, {seq for _, seq in found})
         if missing := (wanted or set()) - seen:
@@ -276,15 +278,15 @@ def _shared_memory_events(sessions: SessionManager) -> Iterator[tuple[str, Event
 
     Events that came from other stores exist only in commits. They are included.
     """
-    for known in sessions.scopes.all():
-        for event in known.events(sessions):
+    for known in sessions.services.scopes.all():
+        for event in known.events(sessions.services):
             yield known.name, event
     here = {row.timeline for _, row in scope_rows(sessions.store.catalog)}
     for name, segment in shared_segments(sessions):
         timeline = segment.timeline.hex()
         if timeline not in here:
             for row in unseal(sessions.store.objects, segment):
-                yield name, sessions.chain.read(row, timeline)
+                yield name, sessions.services.chain.read(row, timeline)
 
 
 def _add_derived_events(
@@ -343,7 +345,7 @@ def _session_events(
     Its own timelines include those that a restore has left. Without `with_inherited`, events that
     it shares with a parent are left out.
     """
-    line = sessions.load(row).line
+    line = sessions.services.load(row).line
     for event in line.events():
         if with_inherited or event.timeline in own:
             yield event
@@ -360,10 +362,10 @@ def _timeline_events(sessions: SessionManager, timelines: Collection[str]) -> It
             if rows[0].seq > after + 1:
                 trimmed.add(timeline)
             for each in rows:
-                yield sessions.chain.read(each, timeline)
+                yield sessions.services.chain.read(each, timeline)
             after = rows[-1].seq
     for timeline, row in sealed_rows(sessions, trimmed):
-        yield sessions.chain.read(row, timeline)
+        yield sessions.services.chain.read(row, timeline)
 
 
 def timelines_of(sessions: SessionManager, row: SessionRow) -> set[str]:
@@ -404,7 +406,7 @@ def timelines_of(sessions: SessionManager, row: SessionRow) -> set[str]:
 def _path(sessions: SessionManager, row: SessionRow) -> list[TimelineSpan]:
     store = sessions.store
     return EventLog(
-        store.catalog, store.objects, sessions.chain, timeline=row.timeline
+        store.catalog, store.objects, sessions.services.chain, timeline=row.timeline
     ).timeline_spans()
 
 
@@ -439,7 +441,7 @@ def _blank_erased_summary(
 
     Otherwise the messages that the summary replaces would come back into the context.
     """
-    where = sessions.load(row)
+    where = sessions.services.load(row)
     at, line = where.mind.core.summary, where.line
     if not at or row.status == ARCHIVED:
         return
@@ -453,6 +455,6 @@ def _blank_erased_summary(
         return  # all messages of the summary are erased too
     bare = msgspec.structs.replace(past, summary="")
     draft = Draft("compaction", compaction_data(bare), sessions.store.author)
-    made, _ = sessions.chain.make(line.tip(), draft, sessions.store.clock.now_ns())
+    made, _ = sessions.services.chain.make(line.tip(), draft, sessions.store.clock.now_ns())
     sessions.store.catalog.append(row.timeline, [made], lease=lease)
     failpoint("erase.kept-out")

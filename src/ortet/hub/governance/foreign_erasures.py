@@ -50,7 +50,7 @@ def adopt_erasures(sessions: SessionManager, imported: BundleImport, name: str) 
             rows.append(record_row(mine.sign_record(stone)))
     events = list(_events_without_body(sessions, imported, heirs).values())
     if events:
-        receipt = ErasureReceipt(sessions.new_id(), now, by, "", events, [], [])
+        receipt = ErasureReceipt(sessions.services.new_id(), now, by, "", events, [], [])
         rows.append(record_row(store_signer(store).sign_record(receipt)))
     return rows
 

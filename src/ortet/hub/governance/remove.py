@@ -49,7 +49,7 @@ def remove(sessions: SessionManager, id_: str) -> None:
             RowChange("archive", id_, None),
             *_inbox_row_changes(store.catalog, id_),
         ]
-        rows += removal_row_changes(sessions, row)
+        rows += removal_row_changes(sessions.services, row)
         if not any(other.family == row.family for other in sessions.all() if other.id != id_):
             rows += _family_row_changes(store.catalog, row)
         rows.append(RowChange(_REMOVING_KIND, id_, encode(sorted(own))))

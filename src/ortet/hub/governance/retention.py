@@ -111,7 +111,7 @@ def _erase_archive_trim(
 ) -> list[RetentionAction]:
     store, now = sessions.store, sessions.store.clock.now_ns()
     policy = policy_of(store, row.agent)
-    events = list(sessions.load(row).line.events())
+    events = list(sessions.services.load(row).line.events())
     deeds: list[RetentionAction] = []
     old = _expired_seqs(events, policy.keep_messages, now)
     if old and isinstance(store.catalog, EpochFencedCatalog):
@@ -132,7 +132,7 @@ def _erase_archive_trim(
         if not dry_run:
             archive(sessions, row.id, why)
             return deeds
-    base = sessions.load(row).line.base.seq
+    base = sessions.services.load(row).line.base.seq
     rows = store.catalog.events(row.timeline, limit=base) if base and not late else []
     behind = [one for one in rows if one.seq <= base][: None if base < events[-1].seq else -1]
     if behind:

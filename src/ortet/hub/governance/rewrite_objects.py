@@ -189,13 +189,13 @@ class _ObjectRewriter:
                 start = self._folds[oid]
                 break
             run.append(segment)
-        mind = SessionState.load(self._sessions.maps, self._objects, start)
+        mind = SessionState.load(self._sessions.services.maps, self._objects, start)
         for segment in reversed(run):
             for row in unseal(self._objects, segment):
                 timeline = segment.timeline.hex()
                 if row.seq in self._erased_seqs.get(timeline, set()):
                     row = msgspec.structs.replace(row, salt=b"", body=b"")  # noqa: PLW2901
-                fold(mind, [self._sessions.chain.read(row, timeline)])
+                fold(mind, [self._sessions.services.chain.read(row, timeline)])
         new = mind.save(self._objects)
         self._folds[journal.segment] = new
         if new != self._objects.replacement_of(Oid(journal.fold)):

@@ -22,12 +22,12 @@ from ortet.journal.conversation.compaction import (
 from ortet.journal.events import Draft, Event, is_plain
 from ortet.journal.state.records import Message
 from ortet.sessions.conversation import message_data
-from ortet.sessions.history.rewind import rewind_before_event
+from ortet.sessions.history.fork_session import rewind_before_event
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.recollect import last_compaction
 from ortet.sessions.session import Session
-from ortet.sessions.writing import bulk_import
-from ortet.sessions.writing.bulk_import import EventInput, is_large, stored_data
+from ortet.sessions.writing import large_events
+from ortet.sessions.writing.large_events import EventInput, is_large, stored_data
 from ortet.store.sweep_retry import run_with_sweep_retry
 
 _COMMIT_INTERVAL_EVENTS = 256
@@ -146,7 +146,7 @@ def drafts_of(session: Session, messages: Sequence[dict[str, Any]]) -> list[Draf
 
     Call it inside `hub.store.writing()`.
     """
-    return bulk_import.drafts_of(
+    return large_events.drafts_of(
         hub_of(session).store, [EventInput("message", _data(one)) for one in messages]
     )
 
@@ -161,9 +161,9 @@ def _data(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def append_events(session: Session, drafts: Sequence[Draft]) -> list[Event]:
-    session._begin_change()
-    events = session._writer.add(*drafts)
-    session._auto_commit_if_due(drafts[-1].kind, drafts[-1].data)
+    session.pipeline.begin_change()
+    events = session.pipeline.writer.add(*drafts)
+    session.pipeline.auto_commit_if_due(drafts[-1].kind, drafts[-1].data)
     return events
 
 
@@ -175,15 +175,15 @@ def append_stored_events(
     `make_drafts` is called inside `hub.store.writing()`. It is called again if another host swept
     the store concurrently.
     """
-    session._begin_change()
+    session.pipeline.begin_change()
 
     def tell() -> list[Event]:
         with session.store.writing():
             # A sweep must not delete the contents before the events refer to them.
-            return session._writer.add(*make_drafts())
+            return session.pipeline.writer.add(*make_drafts())
 
     events = run_with_sweep_retry(hub_of(session).store, tell)
-    session._auto_commit_if_due(events[-1].kind, events[-1].data)
+    session.pipeline.auto_commit_if_due(events[-1].kind, events[-1].data)
     return events
 
 
@@ -215,7 +215,7 @@ def clear_context(session: Session, replacement: Sequence[dict[str, Any]] = ()) 
         False if there was nothing to drop.
     """
     session.close_tool_calls()  # Close them first, or their results would follow the compaction.
-    core, before = session.state.core, last_compaction(session)
+    core, before = session.state.core, last_compaction(session.internals)
     events = message_events(session.events(core.since))
     stands = before is not None and bool(before.summary or before.rules)
     if not events and not stands and not replacement:

@@ -54,11 +54,9 @@ from ortet.sessions.writing.lease_handover import (
     RETRY_SECONDS,
     LeaseRequest,
     LeaseRequests,
-    release_for_handover,
     released_topic,
     request_handover,
     request_topic,
-    resume_handed_over,
 )
 
 # Maps conversation ids of another program to session names.
@@ -267,7 +265,7 @@ def commit_if_long(session: Session) -> None:
 
     Sessions with files are skipped: their owner decides when files are committed.
     """
-    ledger = session._writer
+    ledger = session.pipeline.writer
     if (
         ledger.tip.seq - ledger.event_log.base.seq > _MAX_UNCOMMITTED_EVENTS
         and not session.row.has_files
@@ -284,7 +282,7 @@ def hub_open_options(hub: Hub) -> dict[str, Any]:
         "clock": parts.clock,
         "random": parts.random,
         "environ": parts.environ,
-        "embedder": hub.session_manager.embedder,
+        "embedder": hub.session_manager.services.embedder,
     }
 
 
@@ -427,9 +425,13 @@ class AdapterSessionPool:
         """
         hub = self._get_hub()
         if (held := self.find_open(name)) is not None:
-            return held.row, held.event_log, held._writer.tip.seq
+            return held.row, held.event_log, held.pipeline.writer.tip.seq
         row = hub.session_manager.table.find(self.agent, name)
-        return None if row is None else (row, load_event_log(hub.session_manager, row)[0], None)
+        return (
+            None
+            if row is None
+            else (row, load_event_log(hub.session_manager.services, row)[0], None)
+        )
 
     def exists(self, name: str) -> bool:
         with self.hub() as hub:
@@ -582,7 +584,7 @@ class AdapterSessionPool:
         place = hub._files_location(
             options.get("workspace"), None, "auto", limits=None, network=None
         )
-        return resume_handed_over(minds, row, location=place, options=manner)
+        return minds.resume_handed_over(row, location=place, options=manner)
 
     def _add_session(self, name: str, session: Session) -> PooledSession:
         kept = self._open_sessions[name] = PooledSession(session)
@@ -609,7 +611,7 @@ class AdapterSessionPool:
         if self._open_sessions.get(name) is not pooled:
             return
         self._open_sessions[name] = self._open_sessions.pop(name)
-        opened = pooled.session._sessions._open
+        opened = pooled.session.manager.open_sessions
         if len(opened) > len(self._open_sessions):  # The block made forks.
             ours = {id(one.session) for one in self._open_sessions.values()}
             for fork in [one for one in opened if id(one) not in ours]:
@@ -649,7 +651,7 @@ class AdapterSessionPool:
             else:
                 if pooled.is_requested:
                     commit_if_long(pooled.session)
-                release_for_handover(pooled.session)
+                pooled.session.lifecycle.release_for_handover()
         finally:
             if pooled.is_requested:
                 self._released_at = {**self._recent_releases(), name: time.monotonic()}

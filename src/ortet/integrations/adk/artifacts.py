@@ -18,7 +18,8 @@ from ortet.journal.state.records import Artifact
 from ortet.sessions.actions.artifacts import data_of as content_of
 from ortet.sessions.actions.artifacts import key_of, last_version
 from ortet.sessions.reader import SessionReader
-from ortet.sessions.writing.bulk_import import EventInput, append_events, full_data
+from ortet.sessions.writing.bulk_import import append_events
+from ortet.sessions.writing.large_events import EventInput, full_data
 
 TEXT, INLINE, LINK, DELETED = "text", "inline", "link", "deleted"
 """Artifact kinds, as `artifacts()` lists them."""

@@ -33,7 +33,8 @@ from ortet.sessions.memory import recall
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.results import RecallHit
 from ortet.sessions.table import SessionRow
-from ortet.sessions.writing.bulk_import import EventInput, append_events, full_data
+from ortet.sessions.writing.bulk_import import append_events
+from ortet.sessions.writing.large_events import EventInput, full_data
 
 SESSION_ADDED = "adk.remembered"
 """Event kind: a session of this store, up to one of its events, was added to the user's memory."""
@@ -219,7 +220,9 @@ class OrtetMemoryService(BaseMemoryService):
             parsed_query = recall.parse_query(
                 query, k, tiers=None, at=None, on=None, since=None, scope=None
             )
-            hits = recall.recall(hub_of(view).session_manager, reach, parsed_query, explain=False)
+            hits = recall.recall(
+                hub_of(view).session_manager.services, reach, parsed_query, explain=False
+            )
             entries = {
                 entry.id: entry
                 for entry in map(partial(_entry, hub_of(view), reach), hits)
@@ -236,8 +239,8 @@ class OrtetMemoryService(BaseMemoryService):
         for name, (id_, upto) in [(memory_name, ("", 0)), *memory.added_sessions.items()]:
             row = sessions.table.find(self._pool.agent, name)
             if row is not None and id_ in ("", row.id):
-                log = recall.session_event_log(sessions, row)
-                spans = recall.spans_of(sessions, log)
+                log = recall.session_event_log(sessions.services, row)
+                spans = recall.spans_of(sessions.services, log)
                 if upto:
                     spans = [EventSpan(s.timeline, s.after, min(s.upto, upto)) for s in spans]
                 path = TimelinePath("", [span for span in spans if span.after < span.upto])
@@ -262,7 +265,7 @@ def _entry(hub: Hub, reach: Sequence[recall.SearchableLog], hit: RecallHit) -> M
     """Convert a hit to an ADK memory entry; None if it is not from a service of this package."""
     holder = next(one for one in reach if _is_source(one.row, hit))
     last = hit.source.seq + 1 if hit.tier == "semantic" else hit.source.seq
-    for event in holder.events(hub.session_manager, hit.source.seq - 1, last):
+    for event in holder.events(hub.session_manager.services, hit.source.seq - 1, last):
         if event.kind == MEMORY_ENTRY:
             return MemoryEntry.model_validate(decode_field("entry", full_data(hub.store, event)))
         found = event_of(hub, event)

@@ -34,14 +34,10 @@ from ortet.integrations.adk.events import (
 )
 from ortet.integrations.adk.state import split_state
 from ortet.journal.events import Event
-from ortet.sessions.history.forking import fork_named_session
+from ortet.sessions.history.fork_session import fork_named_session
 from ortet.sessions.reader import SessionReader
-from ortet.sessions.writing.bulk_import import (
-    EventInput,
-    append_events,
-    commit_if_many_events,
-    full_data,
-)
+from ortet.sessions.writing.bulk_import import append_events, commit_if_many_events
+from ortet.sessions.writing.large_events import EventInput, full_data
 
 # The folded state of an ADK session: ids, state and last applied event.
 

@@ -161,8 +161,8 @@ class OrtetHistoryProvider(HistoryProvider):
     def _read(self, name: str) -> list[Foreign]:
         try:
             with self._pool.reading(name) as view:
-                past = last_compaction(view)
-                first = [] if past is None else system_messages(view)
+                past = last_compaction(view.internals)
+                first = [] if past is None else system_messages(view.internals)
                 if past is not None and past.summary:
                     first.append(summary_message(past))
                 messages = [to_framework_message(message) for message in first]

@@ -12,7 +12,7 @@ from ortet.errors import Invalid
 from ortet.hub.hub import Hub
 from ortet.journal.conversation.text import text_of
 from ortet.journal.events import Event, is_plain
-from ortet.sessions.writing.bulk_import import EventInput, full_data
+from ortet.sessions.writing.large_events import EventInput, full_data
 
 TranscriptEntry = dict[str, Any]
 

@@ -16,7 +16,7 @@ from ortet.integrations.claude.entries import ENTRY, TranscriptEntry, entry_of
 from ortet.journal.event_log import EventLog
 from ortet.journal.events import Event, is_plain
 from ortet.sessions.reader import SessionReader
-from ortet.sessions.writing.bulk_import import EventInput, full_data
+from ortet.sessions.writing.large_events import EventInput, full_data
 
 TRANSCRIPT_EVENT = "claude.transcript"
 """Event kind with the key of a transcript. A fork adds one with its own key."""

@@ -54,12 +54,13 @@ from ortet.integrations.claude.rewind import (
     turns_of,
 )
 from ortet.journal.conversation.text import one_line
-from ortet.sessions.history.forking import fork_named_session
+from ortet.sessions.history.fork_session import fork_named_session
 from ortet.sessions.history.rewind import commit_at
 from ortet.sessions.history.shared_directory import commit_directory_head, commit_with_files
 from ortet.sessions.memory.recall import session_event_log
 from ortet.sessions.session import Session
-from ortet.sessions.writing.bulk_import import EventInput, append_events, commit_if_many_events
+from ortet.sessions.writing.bulk_import import append_events, commit_if_many_events
+from ortet.sessions.writing.large_events import EventInput
 from ortet.store.sweep_retry import run_with_sweep_retry
 from ortet.workspaces.table import existing_directory
 from ortet.workspaces.workspace import Workspace
@@ -353,7 +354,11 @@ class OrtetSessionStore(SessionStore):
                 with self._pool.hub() as hub:
                     sessions = hub.session_manager
                     row = sessions.table.find(self._pool.agent, other)
-                    listing = read_listing(hub, session_event_log(sessions, row)) if row else None
+                    listing = (
+                        read_listing(hub, session_event_log(sessions.services, row))
+                        if row
+                        else None
+                    )
                 if listing is not None and transcript_session_name(listing.key) == other:
                     listings.append(listing)
         return listings
@@ -422,7 +427,9 @@ def _fork_at(session: Session, name: str, seq: int | None) -> Session:
     with session.store.writing():  # The commit may be reachable only by its id.
         point = from_hex(session.commit("fork point").oid)
         if seq is not None:
-            point = commit_at(hub_of(session).session_manager, session.row, session.event_log, seq)
+            point = commit_at(
+                hub_of(session).session_manager.services, session.row, session.event_log, seq
+            )
         return fork_named_session(session, name, point)
 
 

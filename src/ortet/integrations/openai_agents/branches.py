@@ -17,7 +17,8 @@ from ortet.integrations.openai_agents.conversation import (
 from ortet.integrations.openai_agents.item_cache import item_cache_for
 from ortet.integrations.openai_agents.items import is_user
 from ortet.integrations.openai_agents.turns import ConversationTurns
-from ortet.sessions.history.forking import NamedForks, fork_named
+from ortet.sessions.history.fork_session import fork_named
+from ortet.sessions.history.forking import NamedForks
 from ortet.sessions.history.rewind import commit_at
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
@@ -89,7 +90,7 @@ class ConversationBranches:
         def make() -> tuple[str, Session]:
             with session.store.writing():
                 session.commit("before a branch")
-                point = commit_at(session._sessions, session.row, session.event_log, seq - 1)
+                point = commit_at(session.manager.services, session.row, session.event_log, seq - 1)
                 return self._fork(session, point, base, exact_name=exact_name)
 
         return run_with_sweep_retry(hub_of(session).store, make)
@@ -105,7 +106,7 @@ class ConversationBranches:
             tail = session_name(id_)
             if tail not in used and id_ != MAIN_BRANCH:
                 named = NamedForks((tail,), lambda _: ())
-                (fork,) = fork_named(session._sessions, session, point, named)
+                (fork,) = fork_named(session.manager, session, point, named)
                 return id_, fork
             if exact_name:
                 break

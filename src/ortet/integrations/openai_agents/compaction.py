@@ -62,7 +62,7 @@ async def compaction_snapshot(
 
 
 def _stored_items(view: SessionReader) -> tuple[str, list[SeqItem]] | None:
-    past = last_compaction(view)
+    past = last_compaction(view.internals)
     if past is not None and (past.summary or past.rules):
         return None
     items = [(stored.seq, stored.item) for stored in item_cache_for(view).stored_items(view)]

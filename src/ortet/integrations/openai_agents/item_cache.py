@@ -105,8 +105,8 @@ class ItemCache:
     def _read(self, view: SessionReader, key: tuple[str, int, int]) -> None:
         self._key, self._seq = key, view.state.core.events
         self._message_spans, self._items = [], []
-        past = last_compaction(view)
-        first = [] if past is None else system_messages(view)
+        past = last_compaction(view.internals)
+        first = [] if past is None else system_messages(view.internals)
         if past is not None and past.summary:
             first.append(summary_message(past))
         self._leading_items = [_encode(item) for _, items in items_of(first) for item in items]

@@ -260,10 +260,10 @@ def _stored_dumps(view: SessionReader, last: int | None = None) -> list[MessageD
 
 
 def _summary(view: SessionReader) -> list[MessageDump]:
-    past = last_compaction(view)
+    past = last_compaction(view.internals)
     if past is None:
         return []
-    first = system_messages(view)
+    first = system_messages(view.internals)
     return [to_dump(one) for one in ([*first, summary_message(past)] if past.summary else first)]
 
 

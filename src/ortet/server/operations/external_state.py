@@ -187,5 +187,7 @@ def handover(view: SessionReader) -> HandoverText:
     """Return a feature list, a progress log and a briefing for the next worker. Nothing is
     written.
     """
-    files = handovers.contents(view, ProgressLog())
+    files = handovers.contents(
+        view.internals, ProgressLog(), view.briefing(handovers.BRIEFING_TOKENS).markdown
+    )
     return HandoverText({name: text.decode("utf-8", "replace") for name, text in files.items()})

@@ -145,7 +145,7 @@ def show_own_commit(view: SessionReader, ask: ShowCommit, caller: Caller) -> Com
 
 
 def commit_page(hub: Hub, oid: Oid, ask: ShowCommit, caller: Caller) -> CommitPage:
-    found = explain_commit(hub.session_manager, oid, limit=max(ask.reasons, 1))
+    found = explain_commit(hub.session_manager.services, oid, limit=max(ask.reasons, 1))
     commit = with_names(found.commit, names_of(hub, caller))
     working = (hub.session_manager.table.find_by_branch(name) for name in commit.refs)
     return CommitPage(
@@ -198,7 +198,7 @@ def diff(hub: Hub, ask: DiffWith, caller: Caller) -> Difference:
     """Compare two commits: files, facts, plan and messages."""
     del caller  # the hub resolves only commits that the caller may see
     old, new = hub.refs.resolve(ask.old), hub.refs.resolve(ask.new)
-    found = compare(hub.session_manager, old, new, limit=max(ask.messages, 1))
+    found = compare(hub.session_manager.services, old, new, limit=max(ask.messages, 1))
     return _difference(hub, old, new, found, ask)
 
 
@@ -215,7 +215,7 @@ class DiffOwn(DiffWith, frozen=True):
 def diff_own(view: SessionReader, ask: DiffOwn) -> Difference:
     """Compare two commits of a session. HEAD is the head of the session."""
     old, new = resolve_ref(view, ask.old), resolve_ref(view, ask.new)
-    found = compare(view.sessions, old, new, limit=max(ask.messages, 1))
+    found = compare(view.internals.services, old, new, limit=max(ask.messages, 1))
     return _difference(hub_of(view), old, new, found, ask)
 
 

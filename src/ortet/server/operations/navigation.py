@@ -17,10 +17,13 @@ from ortet.server.operations.history import resolve_ref
 from ortet.server.operations.registry import operation
 from ortet.server.operations.sessions import Listed, session_summary
 from ortet.server.schemas import OperationRequest, Ref
-from ortet.sessions.history.forking import fork_at
-from ortet.sessions.history.preview import preview_restore, preview_rewind, preview_undo
-from ortet.sessions.history.restore_report import count_forgotten_events
-from ortet.sessions.history.whatif import fork_behind
+from ortet.sessions.history.fork_session import fork_at, fork_behind
+from ortet.sessions.history.preview import (
+    count_forgotten_events,
+    preview_restore,
+    preview_rewind,
+    preview_undo,
+)
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 

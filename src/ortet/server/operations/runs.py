@@ -199,7 +199,7 @@ def check_carry(hub: Hub, ask: CheckCarry, caller: Caller) -> Listed:
     """Check a carry token, and return its session. The answer is 403 if the token was changed, and
     409 if the session has continued since.
     """
-    held = read_carry(hub.session_manager, ask.carry)
+    held = read_carry(hub.session_manager.store, ask.carry)
     view = visible_session(hub, caller, held.session)
-    check_fresh(view, held)
+    check_fresh(view.internals, held)
     return session_summary(view.row)

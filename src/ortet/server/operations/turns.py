@@ -116,21 +116,23 @@ def turn(rooms: SessionPool, ask: CarriedTurn, caller: Caller, key: str) -> Carr
     if ask.session is not None or ask.goal:
         raise Invalid("bad_request", "what you carry says which session it is: leave that out")
     with rooms.hub() as hub:
-        held = read_carry(hub.session_manager, ask.carry)
+        held = read_carry(hub.session_manager.store, ask.carry)
     with rooms.open_session(rooms.row(held.session, caller.sees)) as session:
         try:
             # A position can be continued once, so its hash is the idempotency key.
             return _record_carried_turn(session, ask, key or f"carried-{held.hash.hex()}", held)
         except Invalid as error:
             if error.kind == "key_reused" and not key:
-                check_fresh(session, held)  # another turn was continued from the same position
+                check_fresh(
+                    session.internals, held
+                )  # another turn was continued from the same position
             raise
 
 
 def _record_carried_turn(
     session: Session, ask: CarriedTurn, key: str, carried: CarryRecord | None = None
 ) -> CarriedOn:
-    if carried is not None and not is_key_used(session, key):
-        check_fresh(session, carried)
+    if carried is not None and not is_key_used(session.internals, key):
+        check_fresh(session.internals, carried)
     done = _turn(session, ask, key)
     return CarriedOn(**msgspec.structs.asdict(done), carry=session.carry())

@@ -112,7 +112,7 @@ class JournalSource(StreamSource):
 
 def _event_log(hub: Hub, id_: str) -> EventLog:
     minds = hub.session_manager
-    return load_event_log(minds, minds.table.get(id_))[0]
+    return load_event_log(minds.services, minds.table.get(id_))[0]
 
 
 def _new_events(

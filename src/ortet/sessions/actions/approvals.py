@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -20,12 +20,11 @@ from ortet.ids import uuid7
 from ortet.journal.events import Draft, Event
 from ortet.journal.state.records import Approval, answer_approval
 from ortet.journal.state.state import SessionState
-from ortet.sessions.table import ARCHIVED, CLOSED, PENDING_APPROVALS, SessionRow
+from ortet.sessions.table import ARCHIVED, CLOSED, PENDING_APPROVALS, SessionRow, SessionTable
 from ortet.sessions.writing.event_writer import EventWriter
 from ortet.sessions.writing.inbox import pending_events
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import SessionManager
     from ortet.store.context import StoreContext
 
 
@@ -52,8 +51,19 @@ def inherited_approval_rows(rows: Iterable[SessionRow], fold: Fold | None) -> li
     return [pending_approval_row(row.id) for row in rows] if asked else []
 
 
+class ApprovalSource(Protocol):
+    """The sessions of a store, with their states."""
+
+    store: StoreContext
+    table: SessionTable
+
+    def all(self) -> list[SessionRow]: ...
+
+    def state_of(self, id_: str) -> SessionState: ...
+
+
 def pending_approvals(
-    sessions: SessionManager, sees: Callable[[str], bool] = lambda _agent: True
+    sessions: ApprovalSource, sees: Callable[[str], bool] = lambda _agent: True
 ) -> list[tuple[SessionRow, Approval]]:
     """Return the open approval requests of all sessions, oldest session first.
 
@@ -82,11 +92,13 @@ def pending_approvals(
     return sorted(found, key=lambda pair: (pair[0].created, len(pair[0].name), pair[0].name))
 
 
-def _open_approvals(sessions: SessionManager, row: SessionRow) -> list[Approval]:
+def _open_approvals(sessions: ApprovalSource, row: SessionRow) -> list[Approval]:
     """Return the open requests of a session. A closed or archived session has none."""
     if row.status in (CLOSED, ARCHIVED):
         return []
-    return [one for one in sessions.get(row.id).approvals() if one.state == "asked"]
+    state = sessions.state_of(row.id)
+    found = approvals_of(sessions.store.catalog, row.id, state)
+    return [one for one in found if one.state == "asked"]
 
 
 def _drop_hint(hint: CatalogRow) -> RowChange:
@@ -100,7 +112,7 @@ def _hints(catalog: Catalog) -> list[CatalogRow]:
     return found
 
 
-def _build_index(sessions: SessionManager) -> None:
+def _build_index(sessions: ApprovalSource) -> None:
     """Build the index once for a store of an earlier release. New requests add their own rows."""
     asking = [
         pending_approval_row(row.id) for row in sessions.all() if _open_approvals(sessions, row)

@@ -7,7 +7,7 @@ in the same transaction that appends the event. A conflict with a sibling sessio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -158,6 +158,34 @@ def reserve_share(catalog: Catalog, row: SessionRow, amounts: Amounts) -> list[R
             limits=limits,
         )
     return replace(level, account=account, purse=purse).changes(level)
+
+
+class SessionBudget(Protocol):
+    """The budget of one open session: a `Budget`, or in a replay one that spends nothing."""
+
+    def spend(
+        self,
+        amounts: Amounts,
+        *,
+        model: str = "",
+        drafts: Sequence[Draft] = (),
+        extra_rows: Sequence[RowChange] = (),
+        at: int = 0,
+    ) -> tuple[list[Event], Refused | None]: ...
+
+    def limit(self, limits: BudgetLimits) -> Event: ...
+
+    def refusal_if_spent(self) -> Refused | None: ...
+
+    def remaining(self) -> dict[str, float]: ...
+
+    def count_lost_time(self, alive_until: int) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def count(self) -> None: ...
+
+    def return_unspent(self) -> None: ...
 
 
 class Budget:

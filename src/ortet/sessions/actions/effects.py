@@ -184,7 +184,7 @@ class EffectLog:
             self._store.secrets.redact(arguments(args, kwargs)),
             self._store.secrets.redact(why),
         )
-        before, version = self._find_previous(action)
+        before, version = self.find_previous(action)
         if before is not None and before.effect.state == _DONE:
             return before
         with self._writer.exclusive():
@@ -247,7 +247,7 @@ class EffectLog:
             data["error"] = effect_row.error
         self._writer.add(Draft("ended", data, self._store.author))
 
-    def _find_previous(self, action: Action) -> tuple[EffectRow | None, int]:
+    def find_previous(self, action: Action) -> tuple[EffectRow | None, int]:
         """Return the effect that was done or begun under the same key, and the version of its row.
 
         Raises:

@@ -16,11 +16,11 @@ from ortet.journal.segments import iter_segments, unseal
 from ortet.journal.state.state import SessionState
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import SessionManager
-    from ortet.sessions.reader import SessionReader
+    from ortet.sessions.context import SessionContext
+    from ortet.sessions.services import JournalServices
 
 
-def recorded_environments(view: SessionReader) -> tuple[Environment | None, Environment | None]:
+def recorded_environments(view: SessionContext) -> tuple[Environment | None, Environment | None]:
     """Return the environment at the start of the session and now. None means not recorded."""
     core = view.state.core
     return environment_from_events(core.environment_first, view.events), environment_from_events(
@@ -28,7 +28,7 @@ def recorded_environments(view: SessionReader) -> tuple[Environment | None, Envi
     )
 
 
-def environment_at_commit(sessions: SessionManager, commit: Oid) -> Environment | None:
+def environment_at_commit(sessions: JournalServices, commit: Oid) -> Environment | None:
     """Return the environment in which a commit was made, from its own events."""
     store = sessions.store
     state = store.history.state(commit)

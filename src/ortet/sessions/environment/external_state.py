@@ -30,10 +30,11 @@ from ortet.journal.state.external_state import (
 )
 from ortet.journal.state.records import Effect
 from ortet.sessions.actions.actions import no_effect
+from ortet.sessions.actions.effects import effect_rows
 from ortet.vault.vault import Secret
 
 if TYPE_CHECKING:
-    from ortet.sessions.reader import SessionReader
+    from ortet.sessions.context import SessionContext
 
 LEGAL = {
     DRAFT: (DRAFT, DONE, WITHDRAWN),
@@ -79,7 +80,7 @@ def collaboration_rows(session: str) -> str:
     return f"collaboration/{session}"
 
 
-def collaborations_of(view: SessionReader) -> list[Collaboration]:
+def collaborations_of(view: SessionContext) -> list[Collaboration]:
     """Return the collaborations by name. Those that an effect created survive a restore."""
     found = {one.name: one for one in view.state.collaborations}
     for real in [] if view.is_replaying else _effect_collaborations(view):
@@ -90,19 +91,21 @@ def collaborations_of(view: SessionReader) -> list[Collaboration]:
     return [found[name] for name in sorted(found)]
 
 
-def surviving_collaborations(view: SessionReader, effects: Sequence[Effect]) -> list[Collaboration]:
+def surviving_collaborations(
+    view: SessionContext, effects: Sequence[Effect]
+) -> list[Collaboration]:
     """Return the collaborations that these effects created."""
     ids = {effect.id for effect in effects}
     return [one for one in _effect_collaborations(view) if one.effect in ids]
 
 
-def _effect_collaborations(view: SessionReader) -> list[Collaboration]:
+def _effect_collaborations(view: SessionContext) -> list[Collaboration]:
     rows = all_rows(view.store.catalog, collaboration_rows(view.id))
     return [decode(Collaboration, value) for _, value in rows]
 
 
 def check_collaboration(
-    view: SessionReader, old: Collaboration | None, data: dict[str, Any]
+    view: SessionContext, old: Collaboration | None, data: dict[str, Any]
 ) -> None:
     for field in ("kind", "link", "status", "text", "effect"):
         if not isinstance(data.get(field, ""), str):
@@ -128,14 +131,16 @@ def check_collaboration(
                 status=old.status,
             )
     effect = data.get("effect")
-    if effect and effect not in {one.id for one in view.effects()}:
+    if effect and effect not in {
+        one.effect.id for one in effect_rows(view.store.catalog, view.row.family)
+    }:
         raise no_effect(effect)
 
 
 # rate limits
 
 
-def windows_of(view: SessionReader) -> list[RateLimitWindow]:
+def windows_of(view: SessionContext) -> list[RateLimitWindow]:
     """Return the latest rate limit of each service, known to any session of the agent."""
     now = view.store.clock.now_ns()
     found = {window.service: window for window in view.state.windows}
@@ -192,7 +197,7 @@ def _ns(time: Any) -> int:
 # tokens and browsers
 
 
-def token_of(view: SessionReader, service: str) -> Secret:
+def token_of(view: SessionContext, service: str) -> Secret:
     found: ServiceToken | None = view.state.tokens.get(check_label(service, "a service"))
     if found is None:
         raise NotFound(
@@ -202,7 +207,7 @@ def token_of(view: SessionReader, service: str) -> Secret:
     return view.store.vault.get(found.vault)
 
 
-def browser_of(view: SessionReader, *, current: bool) -> Browser:
+def browser_of(view: SessionContext, *, current: bool) -> Browser:
     """Return the browser state of this session state, or with `current` the last saved one."""
     found = view.state.browsers.get(BROWSER)
     if current and (row := view.store.catalog.row(BROWSER, view.id)) is not None:

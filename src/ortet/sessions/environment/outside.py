@@ -1,16 +1,15 @@
-"""The session verbs for external state: collaborate, window, token, browser."""
+"""The external facet of a session: collaborations, rate limits, tokens and browser state."""
 
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, overload
 
 import msgspec
 
-from ortet._util.validation import TEXT, optional
+from ortet._util.validation import FLAG, TEXT, optional, require
 from ortet.backends.base import RowChange
 from ortet.errors import NotFound
 from ortet.journal.events import Draft, Event
@@ -19,27 +18,33 @@ from ortet.journal.state.external_state import (
     BrowserState,
     Collaboration,
     RateLimitWindow,
+    ServiceToken,
     update_collaboration,
 )
-from ortet.sessions.actions.effects import EffectLog
-from ortet.sessions.conversation import ConversationMixin
+from ortet.sessions.context import SessionContext
 from ortet.sessions.environment import external_state
-from ortet.sessions.environment.external_state import Browser, RateLimitRow
-from ortet.sessions.writing.event_writer import EventWriter
+from ortet.sessions.environment.external_state import (
+    Browser,
+    RateLimitRow,
+    browser_of,
+    collaborations_of,
+    token_of,
+    windows_of,
+)
+from ortet.sessions.writing.pipeline import VerbPipeline, need_writer
 from ortet.vault.vault import BROWSER_PREFIX, Secret
 
 
-class ExternalStateMixin(ConversationMixin):
-    """The verbs of Session that record facts about the outside world."""
+class ExternalState:
+    """Facts about the outside world that a session recorded."""
 
-    _writer: EventWriter
-    _effects: EffectLog
+    def __init__(self, context: SessionContext, pipeline: VerbPipeline | None = None) -> None:
+        self._context = context
+        self._pipeline = pipeline
 
-    @abstractmethod
-    def _begin_change(self) -> None: ...
-
-    @abstractmethod
-    def _auto_commit_if_due(self, kind: str, data: Mapping[str, Any]) -> None: ...
+    @property
+    def _verbs(self) -> VerbPipeline:
+        return need_writer(self._pipeline)
 
     def collaborate(
         self,
@@ -67,29 +72,31 @@ class ExternalStateMixin(ConversationMixin):
         Raises:
             Conflict: "illegal_move" if the status cannot change in this way.
         """
-        self._begin_change()
+        self._verbs.begin_change()
         external_state.check_label(name, "a collaboration")
         optional(TEXT, effect=effect)
         given = {"kind": kind, "link": link, "status": status, "text": text}
         data = {"name": name, **{key: value for key, value in given.items() if value is not None}}
-        if made := effect or self._effects.current():
+        if made := effect or self._verbs.effects.current():
             data["effect"] = made
-        with self._writer.exclusive():
+        with self._verbs.writer.exclusive():
             known = {one.name: one for one in self.collaborations()}
-            external_state.check_collaboration(self, known.get(name), data)
+            external_state.check_collaboration(self._context, known.get(name), data)
             real = update_collaboration(
-                known.get(name), data, self._writer.tip.seq + 1, self._now()
+                known.get(name), data, self._verbs.writer.tip.seq + 1, self._context.now()
             )
             rows = []
             if real.effect:
                 bare = msgspec.structs.replace(real, text="")
                 rows = [
                     external_state.put_row_change(
-                        external_state.collaboration_rows(self.id), name, bare
+                        external_state.collaboration_rows(self._context.id), name, bare
                     )
                 ]
-            event = self._writer.add(Draft("collaboration", data, self._store.author), rows=rows)[0]
-        self._auto_commit_if_due("collaboration", data)
+            event = self._verbs.writer.add(
+                Draft("collaboration", data, self._context.store.author), rows=rows
+            )[0]
+        self._verbs.auto_commit_if_due("collaboration", data)
         return msgspec.structs.replace(real, seq=event.seq)
 
     def window(
@@ -111,11 +118,13 @@ class ExternalStateMixin(ConversationMixin):
             reset: when the limit is reset: seconds since 1970, or a datetime with a time zone.
             limit: the number of calls of a full window.
         """
-        self._begin_change()
+        self._verbs.begin_change()
         data = external_state.window_data(service, remaining, reset, limit)
-        learned = RateLimitRow(RateLimitWindow(**data, time=self._now()), self._row.timeline)
+        learned = RateLimitRow(
+            RateLimitWindow(**data, time=self._context.now()), self._context.row.timeline
+        )
         row = external_state.put_row_change(
-            external_state.WINDOW, f"{self.agent}/{service}", learned
+            external_state.WINDOW, f"{self._context.agent}/{service}", learned
         )
         return self._record_external("window", data, [row])
 
@@ -136,10 +145,10 @@ class ExternalStateMixin(ConversationMixin):
             NotFound: "no_secret" if the vault has no such name, "no_token" if none was recorded.
         """
         if name is None:
-            return super().token(service)
-        self._begin_change()
+            return token_of(self._context, service)
+        self._verbs.begin_change()
         external_state.check_label(service, "a service")
-        if not self._store.vault.has(name):
+        if not self._context.store.vault.has(name):
             raise NotFound(
                 "no_secret", f"the vault has no {name!r}: put it there first, hub.vault.put(…)"
             )
@@ -163,24 +172,46 @@ class ExternalStateMixin(ConversationMixin):
             current: without other arguments, return the last saved state instead.
         """
         if urls is None and storage is None:
-            return super().browser(current=current)
-        self._begin_change()
+            require(FLAG, current=current)
+            return browser_of(self._context, current=current)
+        self._verbs.begin_change()
         data: dict[str, Any] = {}
         rows: list[RowChange] = []
         if urls is not None:
             data["urls"] = external_state.check_urls(urls)
         if storage is not None:
             text = external_state.storage_text(storage)
-            vault = self._store.vault
-            data["storage"] = f"{BROWSER_PREFIX}{self.id}/{vault.fingerprint(text)}"
+            vault = self._context.store.vault
+            data["storage"] = f"{BROWSER_PREFIX}{self._context.id}/{vault.fingerprint(text)}"
             rows.append(vault.seal(data["storage"], text))
-        known = self._state.browsers.get(BROWSER) or BrowserState()
-        now = msgspec.structs.replace(known, **data, time=self._now())
-        rows.append(external_state.put_row_change(BROWSER, self.id, now))
+        known = self._context.state.browsers.get(BROWSER) or BrowserState()
+        now = msgspec.structs.replace(known, **data, time=self._context.now())
+        rows.append(external_state.put_row_change(BROWSER, self._context.id, now))
         self._record_external("browser", data, rows)
-        return super().browser()
+        return browser_of(self._context, current=False)
 
     def _record_external(self, kind: str, data: dict[str, Any], rows: list[RowChange]) -> Event:
-        event = self._writer.add(Draft(kind, data, self._store.author), rows=rows)[0]
-        self._auto_commit_if_due(kind, data)
+        event = self._verbs.writer.add(Draft(kind, data, self._context.store.author), rows=rows)[0]
+        self._verbs.auto_commit_if_due(kind, data)
         return event
+
+    # reading
+
+    def collaborations(self) -> list[Collaboration]:
+        """Return the collaborations by name: things that other people see or will see.
+
+        A collaboration that an effect created is included even after a restore to an earlier
+        commit.
+        """
+        return collaborations_of(self._context)
+
+    def windows(self) -> list[RateLimitWindow]:
+        """Return the rate limits by service, as known now.
+
+        A window whose reset time has passed is `full`.
+        """
+        return windows_of(self._context)
+
+    def tokens(self) -> list[ServiceToken]:
+        """Return which entries of the vault belong to which services."""
+        return list(self._context.state.tokens)

@@ -24,7 +24,7 @@ from ortet.vault.vault import BROWSER_PREFIX
 from ortet.vault.vault import VAULT_ROW_KIND as VAULT
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import SessionManager
+    from ortet.sessions.context import SessionServices
 
 DERIVED = "derived"
 """Row kind by session id: an adapter's index of the journal, which can be rebuilt.
@@ -51,7 +51,7 @@ def drop_adapter_rows(catalog: Catalog, timeline: str) -> None:
 
 
 def rows_repeating_event(
-    sessions: SessionManager, row: SessionRow, event: Event
+    sessions: SessionServices, row: SessionRow, event: Event
 ) -> Iterator[tuple[str, str]]:
     """Iterate over (kind, key) of rows and vault entries that repeat the content of an event.
 
@@ -75,7 +75,7 @@ def rows_repeating_event(
         yield VAULT, data["storage"]
 
 
-def removal_row_changes(sessions: SessionManager, row: SessionRow) -> list[RowChange]:
+def removal_row_changes(sessions: SessionServices, row: SessionRow) -> list[RowChange]:
     """Return the changes that remove the rows of a session.
 
     Rate limits belong to the agent and stay. Browser states that a fork refers to stay too.
@@ -94,7 +94,7 @@ def removal_row_changes(sessions: SessionManager, row: SessionRow) -> list[RowCh
     return gone + [RowChange(VAULT, name, None) for name in sorted(states)]
 
 
-def _states_of_forks(sessions: SessionManager, row: SessionRow) -> Iterator[str]:
+def _states_of_forks(sessions: SessionServices, row: SessionRow) -> Iterator[str]:
     for other in sessions.all():
         if other.family == row.family and other.id != row.id:
             for event in sessions.load(other).line.events():

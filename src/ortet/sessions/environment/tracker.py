@@ -1,11 +1,11 @@
-"""The session verbs for its environment: environment and handover, and their automatic runs."""
+"""The environment of an open session: probes, recorded changes and variables of commands."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import msgspec
 
@@ -19,41 +19,40 @@ from ortet.journal.environment import (
     environment_from_events,
 )
 from ortet.journal.events import Draft
-from ortet.journal.reports.progress import ProgressLog
 from ortet.journal.state.state import SessionState
-from ortet.sessions.actions.making import ActionsMixin
-from ortet.sessions.environment import handover
+from ortet.sessions.context import SessionContext
 from ortet.sessions.environment.environments import environment_at_commit, recorded_environments
-from ortet.sessions.environment.handover import Handover
 from ortet.sessions.environment.probe import probe_environment
 from ortet.sessions.environment.rooted import ProbeTarget
 from ortet.sessions.environment.variables import SessionVariables
-from ortet.sessions.history.participants import OpenSessionParticipant
-from ortet.sessions.profiles import Profile
-from ortet.sessions.writing.lease_handover import commit_before_release
-from ortet.store.lease import WriterLease
+from ortet.sessions.profiles import ProbePolicy
 from ortet.workspaces.table import FilesMode
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import SessionManager
-    from ortet.sessions.session import Session
-    from ortet.workspaces.workspace import Workspace
+    from ortet.sessions.machine.session_files import SessionFiles
+    from ortet.sessions.writing.pipeline import VerbPipeline
 
 
-class EnvironmentMixin(ActionsMixin):
-    """The verbs of Session that probe the environment and write handover files."""
+class EnvironmentTracker:
+    """Probes the environment of an open session and records what changed.
 
-    profile: Profile
-    held_lease: WriterLease
-    _sessions: SessionManager
-    _participant: OpenSessionParticipant
-    _files: Workspace | None
-    _story: ProgressLog | None = None
-    _recorded_environment: Environment | None = None  # the recorded environment, once loaded
-    _variables: SessionVariables | None = None  # variables of its commands, once needed
-    # True after an action: commands may have changed the environment
-    _environment_may_have_changed = False
-    _last_handover_error = ""  # why the last automatic handover failed
+    `policy` says when it probes by itself.
+    """
+
+    def __init__(
+        self, context: SessionContext, pipeline: VerbPipeline, policy: ProbePolicy
+    ) -> None:
+        self._context = context
+        self._pipeline = pipeline
+        self._policy = policy
+        self._files: SessionFiles
+        self._recorded_environment: Environment | None = None  # once loaded
+        self._variables: SessionVariables | None = None  # variables of its commands, once needed
+        self._may_have_changed = False  # True after an action: commands change the environment
+
+    def connect(self, files: SessionFiles) -> None:
+        """Probe the workspace of these files."""
+        self._files = files
 
     @overload
     def environment(self) -> Environment: ...
@@ -77,107 +76,65 @@ class EnvironmentMixin(ActionsMixin):
         Returns:
             The environment, or with `compare` the differences.
         """
-        self._check_open()
-        self._start_machine_for_probe()
+        self._pipeline.check_open()
+        if not self._context.is_replaying:
+            self._files.workspace()  # some parts can be probed only inside a running machine
         if compare is False:
-            return self._probe_environment(on_request=True)
+            return self.probe(on_request=True)
         return self._compare_environment(self._environment_at(compare))
-
-    def handover(self, directory: str | os.PathLike[str]) -> Handover:
-        """Write feature_list.json, progress.md and BRIEFING.md for the next worker.
-
-        Files with equal content are left alone.
-
-        Args:
-            directory: where to write, relative to the workspace if there is one.
-
-        Raises:
-            Conflict: a file was not written by a handover. Nothing is written.
-        """
-        self._check_open()
-        place = handover.check_directory(directory, inside=False)
-        root = self._root()
-        below = None if root is None or os.path.isabs(place) else os.fspath(root)
-        return self._write_handover(place, below)
 
     # automatic runs
 
-    @property
-    def generated_directory(self) -> str:
-        """Return the workspace directory of the handover files; "" if there is none."""
-        return self.profile.handover if self.profile.briefing else ""
+    def before_action(self) -> None:
+        self._may_have_changed = True
+
+    def before_commit(self) -> None:
+        """Record the environment before the files are captured."""
+        if self._policy == "commit" and self._files.workspace() is not None:
+            self.probe(on_request=True)
+        elif self._policy == "ends" and self._files.workspace() is not None:
+            self._record_variables()
+
+    def before_move(self, verb: str) -> None:
+        """Nothing: the environment stays as it is."""
+
+    def switch_timeline(self) -> None:
+        """Forget what was recorded on the timeline that the session left."""
+        self._recorded_environment = None
 
     def probe_on_open(self) -> None:
         """Probe after opening: the session may be on another host now."""
-        self._variables = SessionVariables(self._store.environ, self._store.initial_environ)
-        if self.profile.environment != "asked":
+        store = self._context.store
+        self._variables = SessionVariables(store.environ, store.initial_environ)
+        if self._policy != "asked":
             self._probe_automatically()
 
-    def _probe_on_release(self) -> None:
+    def probe_on_release(self) -> None:
+        """Probe before the session is released, if something may have changed."""
         stirred = (
-            self._environment_may_have_changed
-            or self._files is not None
-            or bool(self._session_variables.changed)
+            self._may_have_changed
+            or self._files.attached is not None
+            or bool(self.session_variables.changed)
         )
-        if stirred and self.profile.environment != "asked":
+        if stirred and self._policy != "asked":
             self._probe_automatically()
-        commit_before_release(cast("Session", self))
-
-    def _before_commit(self) -> None:
-        """Record the environment and write handover files before the files are captured."""
-        if self.profile.environment == "commit" and self._workspace() is not None:
-            self._probe_environment(on_request=True)
-        elif self.profile.environment == "ends" and self._workspace() is not None:
-            self._record_variables()
-        if self.profile.briefing and (self._participant.dirty or self.head is None):
-            self._write_handover_automatically()
-
-    def _write_handover_automatically(self) -> None:
-        """Write handover files. A failure is recorded as a warning, once for each cause."""
-        root = self._root()
-        if root is None:
-            return
-        try:
-            self._write_handover(self.profile.handover, os.fspath(root))
-            self._last_handover_error = ""
-        except OrtetError as error:
-            if self._last_handover_error != error.kind:
-                self._last_handover_error = error.kind
-                data = {"what": "handover", "kind": error.kind, "error": str(error)}
-                self._writer.add(Draft("warning", data, self._store.author))
-
-    def _write_handover(self, directory: str, below: str | None) -> Handover:
-        if self._story is None:
-            self._story = ProgressLog()
-        return handover.write(directory, handover.contents(self, self._story), below=below)
-
-    def _check_chain(self) -> None:
-        """Verify the event chain if the profile says so. Raise Corrupt if an event is damaged."""
-        if self.profile.audit and not self.held_lease.is_released:
-            self._writer.flush()
-            self._sessions.hub.audit(self.id)
 
     # probing
-
-    @contextmanager
-    def _action_scope(self) -> Iterator[None]:
-        self._environment_may_have_changed = True
-        with super()._action_scope():
-            yield
-
-    def _start_machine_for_probe(self) -> None:
-        """Start the machine: some parts can be probed only inside a running one."""
-        self._workspace()
 
     def _probe_automatically(self) -> None:
         """Probe if that needs no start of a machine. A failure is ignored until the next probe."""
         if self._probe_target().path:
             with suppress(OrtetError, OSError):
-                self._probe_environment(on_request=False)
+                self.probe(on_request=False)
 
-    def _probe_environment(self, *, on_request: bool) -> Environment:
-        """Return the present environment, and record it if it changed."""
-        known, mine, store = self._known_environment(), self._session_variables, self._store
+    def probe(self, *, on_request: bool) -> Environment:
+        """Return the present environment, and record it if it changed.
+
+        In a replay, return the environment recorded up to the present position.
+        """
+        if self._context.is_replaying:
+            return self._known_environment() or EMPTY_ENVIRONMENT
+        known, mine, store = self._known_environment(), self.session_variables, self._context.store
         then = (known or EMPTY_ENVIRONMENT).variables
         found = probe_environment(
             self._probe_target(),
@@ -187,19 +144,19 @@ class EnvironmentMixin(ActionsMixin):
         )
         now = msgspec.structs.replace(found, variables=mine.record(then))
         self._record_environment(changed_parts(known, now), now, on_request=on_request)
-        self._environment_may_have_changed = False
+        self._may_have_changed = False
         return now
 
     def _record_variables(self) -> None:
         """Record changed variables only, for a commit without a probe. Comparing them is cheap."""
-        if not self._session_variables.changed:
+        if not self.session_variables.changed:
             return
         known = self._known_environment()
         if known is None:
-            self._probe_environment(on_request=True)
+            self.probe(on_request=True)
             return
         now = msgspec.structs.replace(
-            known, variables=self._session_variables.record(known.variables)
+            known, variables=self.session_variables.record(known.variables)
         )
         self._record_environment(changed_parts(known, now), now, on_request=True)
 
@@ -209,29 +166,34 @@ class EnvironmentMixin(ActionsMixin):
         if parts:
             self._check_secrets(now)
             if on_request:
-                self._begin_change()
+                self._pipeline.begin_change()
             data = {"parts": parts, **({"asked": True} if on_request else {})}
-            self._writer.add(Draft("environment", data, self._store.author))
+            self._pipeline.writer.add(Draft("environment", data, self._context.store.author))
         self._recorded_environment = now
-        self._session_variables.mark_recorded()
+        self.session_variables.mark_recorded()
 
     def _check_secrets(self, now: Environment) -> None:
-        known = self._store.secrets.scanner()
+        known = self._context.store.secrets.scanner()
         for name, one in now.variables.items() if known else ():
             if known and one.value:
                 known.text(one.value, f"variable {name}")
 
     def _known_environment(self) -> Environment | None:
+        if self._context.is_replaying:
+            return recorded_environments(self._context)[1]
         if self._recorded_environment is None:
-            self._recorded_environment = recorded_environments(self)[1]
+            self._recorded_environment = recorded_environments(self._context)[1]
         return self._recorded_environment
 
     def _compare_environment(self, then: Environment | None) -> list[EnvironmentDifference]:
         """Return the differences from `then` to now; none if `then` is not known."""
         if then is None:
             return []
-        known, store = (self._known_environment() or EMPTY_ENVIRONMENT).variables, self._store
-        seen, names = self._session_variables.visible(known), {*known, *then.variables}
+        known, store = (
+            (self._known_environment() or EMPTY_ENVIRONMENT).variables,
+            self._context.store,
+        )
+        seen, names = self.session_variables.visible(known), {*known, *then.variables}
         now = probe_environment(
             self._probe_target(),
             seen,
@@ -243,57 +205,70 @@ class EnvironmentMixin(ActionsMixin):
 
     # variables
 
+    def take_baseline(self) -> None:
+        """Read the variables now: later changes of the process environment count as changes."""
+        _ = self.session_variables
+
     @property
-    def _session_variables(self) -> SessionVariables:
+    def session_variables(self) -> SessionVariables:
         """Return the variables of the session's commands."""
         if self._variables is None:
-            self._variables = SessionVariables(self._store.environ, self._store.initial_environ)
+            self._variables = SessionVariables(
+                self._context.store.environ, self._context.store.initial_environ
+            )
         return self._variables
 
-    def inherit_variables(self, parent: EnvironmentMixin) -> None:
+    def inherit_variables(self, parent: EnvironmentTracker) -> None:
         """Start a fork with the variables of its parent."""
-        self._variables = parent._session_variables.copy()
+        self._variables = parent.session_variables.copy()
 
-    def _command_variables(self) -> Mapping[str, str | None]:
-        return self._session_variables.overrides(
+    def command_variables(self) -> Mapping[str, str | None]:
+        return self.session_variables.overrides(
             (self._known_environment() or EMPTY_ENVIRONMENT).variables
         )
 
-    def _differences_after_restore(self, *, with_state: bool) -> list[EnvironmentDifference]:
+    def differences_after_restore(self, *, with_state: bool) -> list[EnvironmentDifference]:
         """Return the differences of the environment after a restore.
 
         Args:
             with_state: True if the session state was restored too.
         """
-        known = recorded_environments(self)[1]
+        known = recorded_environments(self._context)[1]
         if with_state:
-            self._session_variables.mark_restored(known.variables if known is not None else None)
+            self.session_variables.mark_restored(known.variables if known is not None else None)
         return self._compare_environment(known)
 
     def _environment_at(self, ref: bool | str) -> Environment | None:
         if isinstance(ref, str):
-            target = self._store.refs.resolve(ref, default_branch=self._row.branch)
-            return environment_at_commit(self._sessions, target)
+            target = self._context.store.refs.resolve(ref, default_branch=self._context.row.branch)
+            return environment_at_commit(self._context.services, target)
         core = SessionState.load(
-            self._sessions.maps, self._store.objects, self._event_log.base.fold
+            self._context.services.maps,
+            self._context.store.objects,
+            self._context.event_log.base.fold,
         ).core
-        return environment_from_events(core.environment, self.events)
+        return environment_from_events(core.environment, self._context.events)
 
     def _probe_target(self) -> ProbeTarget:
         """Return the workspace to probe, if that needs no start of a machine."""
-        if self._files is not None:
-            path = os.fspath(self._files.path)
+        attached = self._files.attached
+        if attached is not None:
+            path = os.fspath(attached.path)
             inside = path.startswith("/proc/")
-            return ProbeTarget(path, self._files.run if inside else None, self.generated_directory)
-        if self._row.path and self._is_in_place():
-            return ProbeTarget(self._row.path, None, self.generated_directory)
+            return ProbeTarget(
+                path, attached.run if inside else None, self._files.generated_directory
+            )
+        if self._context.row.path and self._is_in_place():
+            return ProbeTarget(self._context.row.path, None, self._files.generated_directory)
         return ProbeTarget()
 
     def _is_in_place(self) -> bool:
-        files: FilesMode | None = "private" if self._row.files == "private" else None
+        files: FilesMode | None = "private" if self._context.row.files == "private" else None
         try:
             return (
-                self._sessions.workspaces.resolve_files_and_engine(self._row.engine, files)[0]
+                self._context.services.workspaces.resolve_files_and_engine(
+                    self._context.row.engine, files
+                )[0]
                 == "inplace"
             )
         except Invalid:

@@ -25,7 +25,7 @@ from ortet.journal.kinds.registry import kind_of
 from ortet.journal.replay.divergence import DivergedEvents, events_between, find_divergence
 from ortet.journal.state.records import CoreState, Fact, Message, fact_of, message_of
 from ortet.journal.state.state import SessionState
-from ortet.sessions.history.merge import journal_of
+from ortet.sessions.history.load import journal_of
 from ortet.sessions.memory.report import (
     MemoryDiff,
     memory_at_commit,
@@ -34,7 +34,7 @@ from ortet.sessions.memory.report import (
 )
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import SessionManager
+    from ortet.sessions.context import SessionServices
     from ortet.sessions.reader import SessionReader
     from ortet.sessions.session import Session
     from ortet.store.context import StoreContext
@@ -111,7 +111,9 @@ class CommitComparison(msgspec.Struct, frozen=True):
     come: SideMessages
 
 
-def explain_commit(sessions: SessionManager, commit: Oid, *, limit: int = 200) -> CommitExplanation:
+def explain_commit(
+    sessions: SessionServices, commit: Oid, *, limit: int = 200
+) -> CommitExplanation:
     """Explain what led to a commit, with at most `limit` reasons."""
     store = sessions.store
     info = store.history.info(commit)
@@ -148,7 +150,7 @@ def between_images(store: StoreContext, old: Image | None, new: Image | None) ->
     return diff_trees(store.trees, old.root, None) if old is not None else []
 
 
-def compare(sessions: SessionManager, old: Oid, new: Oid, *, limit: int = 200) -> CommitComparison:
+def compare(sessions: SessionServices, old: Oid, new: Oid, *, limit: int = 200) -> CommitComparison:
     """Compare two commits, of one or two sessions, with at most `limit` messages a side."""
     store = sessions.store
     journals = _journal(sessions, old), _journal(sessions, new)
@@ -168,7 +170,7 @@ def compare_now(
     view: SessionReader, old: Oid, files: Image | None, *, limit: int = 200
 ) -> CommitComparison:
     """Compare a commit with the present state of a session and these files."""
-    store, sessions = view.store, view.sessions
+    store, sessions = view.store, view.internals.services
     journal, base = _journal(sessions, old), view.event_log.base
     left, come = find_divergence(store.objects, journal, base)
     core, before = view.state.core, _core_at(sessions, journal)
@@ -190,7 +192,7 @@ def compare_now(
 
 def files_now(session: Session) -> Image | None:
     """Return the present files, committed or not. This starts the machine of the session."""
-    files = session._workspace()
+    files = session.files.workspace()
     if files is not None:
         return files.files.current_image()
     head = session.head
@@ -200,7 +202,7 @@ def files_now(session: Session) -> Image | None:
 # private
 
 
-def _journal(sessions: SessionManager, commit: Oid) -> JournalHead:
+def _journal(sessions: SessionServices, commit: Oid) -> JournalHead:
     return journal_of(sessions, sessions.store.history.state(commit))
 
 
@@ -209,7 +211,7 @@ def _image(store: StoreContext, commit: Oid) -> Image | None:
     return store.read_image(Oid(machine)) if machine else None
 
 
-def _core_at(sessions: SessionManager, journal: JournalHead) -> CoreState:
+def _core_at(sessions: SessionServices, journal: JournalHead) -> CoreState:
     return SessionState.load(sessions.maps, sessions.store.objects, journal.fold).core
 
 
@@ -218,7 +220,7 @@ def _plan_of(core: CoreState) -> PlanSnapshot:
 
 
 def _side_messages(
-    sessions: SessionManager,
+    sessions: SessionServices,
     apart: DivergedEvents,
     limit: int,
     *,
@@ -259,7 +261,7 @@ def _is_visible_message(event: Event, core: CoreState) -> bool:
 
 
 def _facts(
-    sessions: SessionManager, commit: Oid, events: Iterable[Event]
+    sessions: SessionServices, commit: Oid, events: Iterable[Event]
 ) -> tuple[list[Fact], list[Fact]]:
     """Return the facts that these events added, and those that they retracted, in order."""
     learned, ended = dict[str, Fact](), dict[str, None]()

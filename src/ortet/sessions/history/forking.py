@@ -3,32 +3,94 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from ortet.backends.base import Append, Lease, LeaseClaim, Move, RowChange
-from ortet.errors import Conflict, Invalid
+from ortet.errors import Conflict
 from ortet.history.records import State
-from ortet.ids import Oid, from_hex
+from ortet.ids import Oid
 from ortet.journal.events import Draft, Tip
 from ortet.sessions.actions.approvals import inherited_approval_rows
-from ortet.sessions.history.load import load_fork_point, load_fresh_fork, start_of
-from ortet.sessions.profiles import Profile, find_profile
-from ortet.sessions.reader import SessionReader
-from ortet.sessions.session import Session
-from ortet.sessions.table import ACTIVE, SCRATCH_FILES, SessionRow, SessionTable, check_session
+from ortet.sessions.history.load import (
+    LoadedSession,
+    load_fork_point,
+    load_fresh_fork,
+    start_of,
+)
+from ortet.sessions.profiles import Profile
+from ortet.sessions.table import (
+    ACTIVE,
+    SCRATCH_FILES,
+    SessionRow,
+    SessionTable,
+)
 from ortet.store.lease import LEASE_TTL_NS
-from ortet.store.pin_commit import pin_commit
-from ortet.store.sweep_retry import retry_on_sweep
 from ortet.workspaces.commit_participant import TransactionExtras
 from ortet.workspaces.table import fork_taken
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import SessionManager
+    from ortet.sessions.context import SessionContext, SessionServices
+    from ortet.sessions.machine.session_files import SessionFiles
+    from ortet.store.context import StoreContext
+    from ortet.store.lease import WriterLease
+    from ortet.workspaces.workspace import Workspace
 
 _TRIES = 100
 """Number of attempts to find free names while other processes take names."""
+
+
+class ForkedSession(Protocol):
+    """An open session that was just created."""
+
+    def attach_files(self, files: Workspace) -> None: ...
+
+    def close_dangling_effects(self) -> None: ...
+
+
+S = TypeVar("S", bound=ForkedSession)
+S_co = TypeVar("S_co", bound=ForkedSession, covariant=True)
+
+
+class ForkingSessions(Protocol[S_co]):
+    """Opens the sessions that a fork creates."""
+
+    store: StoreContext
+    services: SessionServices
+
+    def resume(
+        self,
+        row: SessionRow,
+        lease: Lease | None,
+        profile: Profile,
+        *,
+        loaded: LoadedSession | None = None,
+        head: Oid | None = None,
+    ) -> S_co: ...
+
+    def owner(self) -> str: ...
+
+
+class ForkParent(NamedTuple):
+    """The session that is forked. Without a lease it is only read."""
+
+    context: SessionContext
+    profile: Profile
+    held_lease: WriterLease | None = None
+    files: SessionFiles | None = None
+
+    @property
+    def row(self) -> SessionRow:
+        return self.context.row
+
+    @property
+    def name(self) -> str:
+        return self.context.name
+
+    @property
+    def agent(self) -> str:
+        return self.context.agent
 
 
 class NamedForks(NamedTuple):
@@ -41,79 +103,15 @@ class NamedForks(NamedTuple):
     rows: Callable[[Sequence[SessionRow]], Sequence[RowChange]]
 
 
-def fork_named(
-    sessions: SessionManager, parent: SessionReader, point: Oid, named: NamedForks
-) -> list[Session]:
-    """Fork a session at a commit with chosen names, without needing its lease.
-
-    The forks have files if the parent has files.
-
-    Raises:
-        Conflict: "name_taken" if a name is in use.
-    """
-    return _fork_named(sessions, parent, point, named)
-
-
-@retry_on_sweep
-def _fork_named(
-    sessions: SessionManager, parent: SessionReader, point: Oid, named: NamedForks
-) -> list[Session]:
-    fork = fork_files if parent.row.has_files else fork_state_only
-    with sessions.store.writing():
-        _pin_fork_point(parent, point)
-        return fork(sessions, parent, point, len(named.suffixes), named=named)
-
-
-def fork_at(
-    parent: Session, at: Oid | None, *, n: int = 1, names: Sequence[str] = (), machine: bool = True
-) -> list[Session]:
-    """Fork an open session at the commit `at`, or at its present state if `at` is None.
-
-    Args:
-        n: the number of forks, if there are no `names`.
-        names: the last part of the name of each fork.
-        machine: False forks only the session state.
-    """
-    if len(set(names)) < len(names):
-        raise Invalid("bad_name", "two forks cannot have one name: give each its own")
-    parent._check_open()
-    parent._drain_inbox()
-    forks = _fork_at(parent, at, n=n, names=names, machine=machine)
-    for one in forks:
-        one.inherit_variables(parent)
-    return forks
-
-
-@retry_on_sweep
-def _fork_at(
-    parent: Session, at: Oid | None, *, n: int, names: Sequence[str], machine: bool
-) -> list[Session]:
-    sessions = parent.sessions
-    with sessions.store.writing():  # only its id may refer to the commit
-        point = from_hex(parent.commit("fork point").oid) if at is None else at
-        _pin_fork_point(parent, point)
-        parent._budget.return_unspent()  # return reserved budget so that the forks can use it
-        named, count = NamedForks(names, lambda _: ()) if names else None, len(names) or n
-        if machine and parent.row.has_files:
-            return fork_files(sessions, parent, point, count, named=named, present=False)
-        return fork_state_only(sessions, parent, point, count, named=named)
-
-
-def _pin_fork_point(parent: SessionReader, point: Oid) -> None:
-    branch = parent.row.branch
-    head = parent.store.catalog.head(f"branch:{branch}") if parent.store.objects.is_remote else None
-    pin_commit(parent.store, point, reachable_from=head.oid if head else None, branch=branch)
-
-
 def fork_state_only(
-    sessions: SessionManager,
-    parent: SessionReader,
+    sessions: ForkingSessions[S],
+    parent: ForkParent,
     point: Oid,
     n: int,
     *,
     first: tuple[Tip, Draft] | None = None,
     named: NamedForks | None = None,
-) -> list[Session]:
+) -> list[S]:
     """Create n sessions without files, on new timelines that start at a commit.
 
     Args:
@@ -122,12 +120,12 @@ def fork_state_only(
     state = sessions.store.history.state(point)
     for number in range(_TRIES):
         rows = [
-            msgspec.structs.replace(_child(sessions, parent.row, name, state), path="", files="")
+            msgspec.structs.replace(child_row(sessions, parent.row, name, state), path="", files="")
             for name in _names(sessions, parent, n, named=named, refresh=number > 0)
         ]
-        together = _fork_extras(sessions, parent, rows, first, named)
+        together = fork_extras(sessions, parent, rows, first, named)
         try:
-            leases = _create_forks(sessions, parent, rows, point, together)
+            leases = create_forks(sessions, parent, rows, point, together)
             break
         except Conflict as error:
             if error.kind == "swept":
@@ -135,38 +133,25 @@ def fork_state_only(
             taken = error
     else:
         raise taken
-    pairs, profile = zip(rows, leases, strict=True), _profile(parent)
+    pairs, profile = zip(rows, leases, strict=True), parent.profile
     if first is not None:
         return [sessions.resume(row, lease, profile) for row, lease in pairs]
-    began, machine = load_fork_point(sessions, state.journal), state.machine
+    began, machine = load_fork_point(sessions.services, state.journal), state.machine
     return [
         sessions.resume(
-            row, lease, profile, loaded=load_fresh_fork(sessions, row, began, machine), head=point
+            row,
+            lease,
+            profile,
+            loaded=load_fresh_fork(sessions.services, row, began, machine),
+            head=point,
         )
         for row, lease in pairs
     ]
 
 
-def fork_named_session(parent: Session, name: str, point: Oid) -> Session:
-    """Fork a session under a free name, without files, from a commit.
-
-    Raises:
-        Conflict: "name_taken" if the name is in use.
-    """
-    sessions = parent.sessions
-    if sessions.table.is_taken(parent.agent, check_session(name)):
-        raise fork_taken(name)
-    state = sessions.store.history.state(point)
-    child = _child(sessions, parent.row, name, state)
-    row = msgspec.structs.replace(child, branch=sessions._free_branch(name), path="", files="")
-    together = _fork_extras(sessions, parent, [row], None, None)
-    (lease,) = _create_forks(sessions, parent, [row], point, together)
-    return sessions.resume(row, lease, _profile(parent))
-
-
-def _create_forks(
-    sessions: SessionManager,
-    parent: SessionReader,
+def create_forks(
+    sessions: ForkingSessions[S],
+    parent: ForkParent,
     rows: list[SessionRow],
     point: Oid,
     extras: TransactionExtras,
@@ -186,15 +171,15 @@ def _create_forks(
 
 
 def fork_files(
-    sessions: SessionManager,
-    parent: SessionReader,
+    sessions: ForkingSessions[S],
+    parent: ForkParent,
     point: Oid,
     n: int,
     *,
     first: tuple[Tip, Draft] | None = None,
     named: NamedForks | None = None,
     present: bool = True,
-) -> list[Session]:
+) -> list[S]:
     """Create n sessions with files and processes of their own.
 
     Args:
@@ -207,70 +192,70 @@ def fork_files(
     def minds(branches: Sequence[str]) -> TransactionExtras:
         names = [parent.name + branch.removeprefix(parent.row.branch) for branch in branches]
         rows[:] = [
-            msgspec.structs.replace(_child(sessions, parent.row, name, state), files=files)
+            msgspec.structs.replace(child_row(sessions, parent.row, name, state), files=files)
             for name in names
         ]
         if named is not None:
             _check_free(sessions, parent, names)
-        return _fork_extras(sessions, parent, rows, first, named)
+        return fork_extras(sessions, parent, rows, first, named)
 
-    if present and isinstance(parent, Session) and first is None and named is None:
-        made, leases = parent.machine.fork_with_extras(point, n, extras=minds)
+    if present and parent.files is not None and first is None and named is None:
+        made, leases = parent.files.machine.fork_with_extras(point, n, extras=minds)
     else:  # the commit is not the present state of the machine
-        known = sessions.workspaces.table.need(parent.row.branch)
+        known = sessions.services.workspaces.table.need(parent.row.branch)
         tails = named.suffixes if named is not None else ()
-        made, leases = sessions.workspaces.fork_with_extras(
+        made, leases = sessions.services.workspaces.fork_with_extras(
             known, None, point, n, extras=minds, suffixes=tails
         )
     made_of = []
     for row, lease, copy in zip(rows, leases, made, strict=True):
-        session = sessions.resume(row, lease, _profile(parent))
+        session = sessions.resume(row, lease, parent.profile)
         session.attach_files(copy)
         made_of.append(session)
     return made_of
 
 
 def _names(
-    sessions: SessionManager,
-    parent: SessionReader,
+    sessions: ForkingSessions[S],
+    parent: ForkParent,
     n: int,
     *,
     named: NamedForks | None,
     refresh: bool,
 ) -> list[str]:
     if named is None:
-        return sessions.table.free_forks(parent.row, n, refresh=refresh)
+        return sessions.services.table.free_forks(parent.row, n, refresh=refresh)
     names = [f"{parent.name}/{tail}" for tail in named.suffixes]
-    sessions.workspaces.table.free_forks(parent.row.branch, n, named.suffixes)
+    sessions.services.workspaces.table.free_forks(parent.row.branch, n, named.suffixes)
     _check_free(sessions, parent, names)
     return names
 
 
-def _check_free(sessions: SessionManager, parent: SessionReader, names: Sequence[str]) -> None:
+def _check_free(sessions: ForkingSessions[S], parent: ForkParent, names: Sequence[str]) -> None:
     for name in names:
-        if sessions.table.is_taken(parent.agent, name):
+        if sessions.services.table.is_taken(parent.agent, name):
             raise fork_taken(name)
 
 
-def _fork_extras(
-    sessions: SessionManager,
-    parent: SessionReader,
+def fork_extras(
+    sessions: ForkingSessions[S],
+    parent: ForkParent,
     rows: Sequence[SessionRow],
     first: tuple[Tip, Draft] | None,
     named: NamedForks | None,
 ) -> TransactionExtras:
     """Return the catalog changes that create these forks."""
-    start = start_of(sessions, rows[0], parent.row.timeline)
+    start = start_of(sessions.services, rows[0], parent.row.timeline)
     appends = []
     if first is not None:
-        event, _ = sessions.chain.make(*first, sessions.store.clock.now_ns())
+        event, _ = sessions.services.chain.make(*first, sessions.store.clock.now_ns())
         appends = [Append(row.timeline, [event]) for row in rows]
     return TransactionExtras(
-        lease=parent.held_lease.lease if isinstance(parent, Session) else None,
+        lease=parent.held_lease.lease if parent.held_lease is not None else None,
         appends=appends,
         rows=[
             *(change for row in rows for change in SessionTable.insert_changes(row)),
-            *inherited_approval_rows(rows, load_fork_point(sessions, rows[0].sealed).fold),
+            *inherited_approval_rows(rows, load_fork_point(sessions.services, rows[0].sealed).fold),
             *(named.rows(rows) if named is not None else ()),
         ],
         timelines=[msgspec.structs.replace(start, id=row.timeline) for row in rows],
@@ -278,12 +263,14 @@ def _fork_extras(
     )
 
 
-def _child(sessions: SessionManager, parent: SessionRow, name: str, state: State) -> SessionRow:
+def child_row(
+    sessions: ForkingSessions[S], parent: SessionRow, name: str, state: State
+) -> SessionRow:
     return msgspec.structs.replace(
         parent,
-        id=sessions.new_id(),
+        id=sessions.services.new_id(),
         name=name,
-        timeline=sessions.new_id(),
+        timeline=sessions.services.new_id(),
         branch=parent.branch + name.removeprefix(parent.name),
         status=ACTIVE,
         created=sessions.store.clock.now_ns(),
@@ -292,8 +279,3 @@ def _child(sessions: SessionManager, parent: SessionRow, name: str, state: State
         beliefs=state.memory,
         version=0,
     )
-
-
-def _profile(parent: SessionReader) -> Profile:
-    """Return the policies for forks."""
-    return parent.profile if isinstance(parent, Session) else find_profile(parent.row.profile)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,11 +24,9 @@ from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
 from ortet.objects.base import Kind
 from ortet.sessions.actions.approvals import inherited_approval_rows
+from ortet.sessions.services import ForkPointCache, JournalServices
 from ortet.sessions.table import SessionRow, SessionTable
 from ortet.sessions.writing.state_cache import MIN_EVENTS, cache_state, epoch_of, load_cached
-
-if TYPE_CHECKING:
-    from ortet.sessions.manager import SessionManager
 
 
 def is_bookkeeping_event(event: Event) -> bool:
@@ -57,7 +54,7 @@ class LoadedSession(msgspec.Struct, frozen=True):
 
 
 def sealed_journal(
-    sessions: SessionManager, row: SessionRow, head: Oid | None
+    sessions: JournalServices, row: SessionRow, head: Oid | None
 ) -> tuple[JournalHead, bytes]:
     """Return the sealed journal of a session and the machine image of its head.
 
@@ -76,16 +73,7 @@ def sealed_journal(
     return began, state.machine
 
 
-class ForkPointCache(msgspec.Struct, frozen=True):
-    """Journal and decoded fold of the commit where new timelines start."""
-
-    oid: bytes
-    heir: bytes  # id of the stored fold; erasure replaces it
-    journal: JournalHead
-    fold: Fold | None
-
-
-def load_fork_point(sessions: SessionManager, oid: bytes) -> ForkPointCache:
+def load_fork_point(sessions: JournalServices, oid: bytes) -> ForkPointCache:
     """Return the fork point, cached: a swarm starts many sessions at the same commit."""
     objects, known, journal = (
         sessions.store.objects,
@@ -99,14 +87,14 @@ def load_fork_point(sessions: SessionManager, oid: bytes) -> ForkPointCache:
     return known
 
 
-def _journal(sessions: SessionManager, oid: bytes) -> JournalHead:
+def _journal(sessions: JournalServices, oid: bytes) -> JournalHead:
     if sessions.fork_point_cache is not None and sessions.fork_point_cache.oid == oid:
         return sessions.fork_point_cache.journal
     return decode(JournalHead, sessions.store.objects.get(Oid(oid))) if oid else EMPTY_JOURNAL
 
 
 def load_fresh_fork(
-    sessions: SessionManager, row: SessionRow, fork_point: ForkPointCache, machine: bytes
+    sessions: JournalServices, row: SessionRow, fork_point: ForkPointCache, machine: bytes
 ) -> LoadedSession:
     """Build the in-memory state of a session whose timeline has no events of its own.
 
@@ -123,7 +111,7 @@ def load_fresh_fork(
     return LoadedSession(line, SessionState(sessions.maps, fork_point.fold), tip, machine, epoch)
 
 
-def load_event_log(sessions: SessionManager, row: SessionRow) -> tuple[EventLog, bytes]:
+def load_event_log(sessions: JournalServices, row: SessionRow) -> tuple[EventLog, bytes]:
     """Return the event log of a session and the machine image of its head."""
     store = sessions.store
     found = store.catalog.head(f"branch:{row.branch}")
@@ -134,7 +122,7 @@ def load_event_log(sessions: SessionManager, row: SessionRow) -> tuple[EventLog,
     return line, machine
 
 
-def load_session(sessions: SessionManager, row: SessionRow) -> LoadedSession:
+def load_session(sessions: JournalServices, row: SessionRow) -> LoadedSession:
     """Load the present state of a session, from the cache if possible."""
     store, epoch = sessions.store, epoch_of(sessions)
     line, machine = load_event_log(sessions, row)
@@ -160,7 +148,7 @@ def uncommitted_events(event_log: EventLog) -> Iterator[Event]:
 
 
 def seal_events(
-    sessions: SessionManager, event_log: EventLog, state: SessionState, tip: Tip
+    sessions: JournalServices, event_log: EventLog, state: SessionState, tip: Tip
 ) -> JournalHead:
     """Store the events that are not sealed yet and return the new journal."""
     failpoint("journal.before-seal")
@@ -168,11 +156,11 @@ def seal_events(
     return JournalHead(segment, tip.seq, tip.hash, state.save(sessions.store.objects))
 
 
-def put_journal(sessions: SessionManager, journal: JournalHead) -> Oid:
+def put_journal(sessions: JournalServices, journal: JournalHead) -> Oid:
     return sessions.store.objects.put(Kind.JOURNAL, encode(journal))
 
 
-def row_on_new_timeline(sessions: SessionManager, row: SessionRow, target: Oid) -> SessionRow:
+def row_on_new_timeline(sessions: JournalServices, row: SessionRow, target: Oid) -> SessionRow:
     """Return the session row on a new timeline that starts at the commit `target`."""
     objects = sessions.store.objects
     state = decode(State, objects.get(sessions.store.history.read(target).state))
@@ -181,7 +169,9 @@ def row_on_new_timeline(sessions: SessionManager, row: SessionRow, target: Oid) 
     )
 
 
-def move_row_changes(sessions: SessionManager, old: SessionRow, new: SessionRow) -> list[RowChange]:
+def move_row_changes(
+    sessions: JournalServices, old: SessionRow, new: SessionRow
+) -> list[RowChange]:
     """Return the row changes that move a session to `new`, with its inherited approvals."""
     return [
         *SessionTable.move_changes(old, new),
@@ -189,7 +179,7 @@ def move_row_changes(sessions: SessionManager, old: SessionRow, new: SessionRow)
     ]
 
 
-def start_of(sessions: SessionManager, row: SessionRow, here: str = "") -> Timeline:
+def start_of(sessions: JournalServices, row: SessionRow, here: str = "") -> Timeline:
     """Return the timeline of a new row, which starts behind the journal in `row.sealed`.
 
     Args:
@@ -210,7 +200,7 @@ class _SegmentStart(StoredRecord, frozen=True):
     timeline: bytes
 
 
-def _is_on(sessions: SessionManager, timeline: str, journal: JournalHead) -> bool:
+def _is_on(sessions: JournalServices, timeline: str, journal: JournalHead) -> bool:
     """Return True if a journal ends on this timeline.
 
     The event row on the timeline is checked first: a segment holds the headers of all its events
@@ -224,7 +214,7 @@ def _is_on(sessions: SessionManager, timeline: str, journal: JournalHead) -> boo
     return _timeline(sessions, journal) == timeline
 
 
-def _timeline(sessions: SessionManager, journal: JournalHead) -> str:
+def _timeline(sessions: JournalServices, journal: JournalHead) -> str:
     known = sessions.timelines.get(journal.segment)
     if known is None:
         objects = sessions.store.objects
@@ -233,3 +223,10 @@ def _timeline(sessions: SessionManager, journal: JournalHead) -> str:
         start = decode(_SegmentStart, objects.get(objects.replacement_of(Oid(journal.segment))))
         known = sessions.timelines[journal.segment] = start.timeline.hex()
     return known
+
+
+def journal_of(sessions: JournalServices, state: State) -> JournalHead:
+    """Return the journal of a commit."""
+    if not state.journal:
+        return EMPTY_JOURNAL
+    return decode(JournalHead, sessions.store.objects.get(Oid(state.journal)))

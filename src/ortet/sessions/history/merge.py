@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from ortet._util.codec import decode, encode
+from ortet._util.codec import encode
 from ortet._util.failpoints import failpoint
 from ortet.backends.base import Append, EventRow, Timeline
 from ortet.errors import Invalid
@@ -18,7 +18,6 @@ from ortet.history.merge.tree_merge import FileConflict
 from ortet.history.records import Image, JournalHead, State
 from ortet.history.refs import Ref, is_ref_name, ref_text
 from ortet.ids import Oid, from_hex, to_hex
-from ortet.journal.event_log import EMPTY_JOURNAL
 from ortet.journal.events import Draft, Tip
 from ortet.journal.segments import seal
 from ortet.journal.state.fold import fold
@@ -28,18 +27,19 @@ from ortet.journal.state.state import SessionState
 from ortet.machines.base import Report
 from ortet.objects.base import Kind
 from ortet.sessions.actions.artifacts import StoredContent
-from ortet.sessions.history.load import put_journal
-from ortet.sessions.history.navigation import NavigationMixin
+from ortet.sessions.context import SessionServices
+from ortet.sessions.history.load import journal_of, put_journal
+from ortet.sessions.history.navigation import Navigation
 from ortet.sessions.memory.shared_scopes import AGENT
-from ortet.sessions.reader import SessionReader
 from ortet.store.commit import put_commit
 from ortet.store.pin_commit import pin_commit
 from ortet.store.sweep_retry import retry_on_sweep
 from ortet.workspaces import merge as merging
+from ortet.workspaces.results import ALL_PARTS, RestoreResult
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import SessionManager
     from ortet.sessions.table import SessionRow
+    from ortet.store.context import StoreContext
 
 _MAX_EPISODE_CHARS = 300
 
@@ -60,6 +60,46 @@ class SessionMergeResult(msgspec.Struct, frozen=True):
     conflicts: list[FileConflict] = []
     files: Report = Report()
     up_to_date: bool = False
+
+
+@runtime_checkable
+class IdentifiedSession(Protocol):
+    """A session, open or opened for reading."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def store(self) -> StoreContext: ...
+
+
+@runtime_checkable
+class CommittingSession(Protocol):
+    """An open session that is committed before it is merged into another one."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def has_workspace(self) -> bool: ...
+
+    def commit(self, message: str = "") -> CommitInfo: ...
+
+
+class CommittingSessions(Protocol):
+    """Opens the other side of a merge."""
+
+    services: SessionServices
+
+    def find_open(self, id_: str) -> CommittingSession | None: ...
+
+    def leased_session(self, row: SessionRow) -> AbstractContextManager[CommittingSession]: ...
+
+
+MergeInput = IdentifiedSession | Ref
+"""What a session can be merged with: another session, a branch, a tag or a commit."""
 
 
 class MergeSource(NamedTuple):
@@ -83,9 +123,9 @@ class _StoredMerge(NamedTuple):
 
 @retry_on_sweep
 def merge(
-    ours: NavigationMixin,
-    sessions: SessionManager,
-    source: SessionReader | Ref,
+    ours: Navigation,
+    sessions: CommittingSessions,
+    source: MergeInput,
     *,
     message: str,
     favor: Favor | None,
@@ -96,7 +136,7 @@ def merge(
     """
     merging.check_favor(favor)
     other = resolve_merge_source(ours, sessions, source)
-    store, files = ours.store, ours._workspace()
+    store, files = ours.store, ours.files.workspace()
     with files.files.exclusive_access() if files is not None else nullcontext(), store.writing():
         before = f"before merging {other.label}"
         mine = (
@@ -108,14 +148,14 @@ def merge(
             return SessionMergeResult(commit=store.history.info(mine), up_to_date=True)
         if other.row is None:
             pin_commit(store, other.commit, reachable_from=mine)
-        made = _make(ours, sessions, mine, other, message=message, favor=favor)
+        made = _make(ours, mine, other, message=message, favor=favor)
         failpoint("merge.made")
-        with ours._participant.with_timeline(made.timeline, made.events):
+        with ours.participant.with_timeline(made.timeline, made.events):
             if files is not None:
                 report = files.files.restore_commit(made.commit, "merge")
             else:
                 report = Report()
-                ours._restore_state(made.commit, "merge", move_branch=True)
+                ours.restore_state(made.commit, "merge", move_branch=True)
     found = made.union
     return SessionMergeResult(
         commit=store.history.info(made.commit),
@@ -130,40 +170,40 @@ def merge(
 
 
 def resolve_merge_source(
-    ours: NavigationMixin, sessions: SessionManager, source: SessionReader | Ref
+    ours: Navigation, sessions: CommittingSessions, source: MergeInput
 ) -> MergeSource:
     """Return the commit that `source` means. A session's uncommitted work is committed first."""
     store = ours.store
-    if isinstance(source, SessionReader):
+    if isinstance(source, IdentifiedSession):
         if source.store.root.resolve() != store.root.resolve():
             raise Invalid(
                 "other_store",
                 f"{source.name!r} is in another store, {source.store.root}: export it there, "
                 "import it here, then give the commit",
             )
-        row: SessionRow | None = sessions.table.get(source.id)
+        row: SessionRow | None = sessions.services.table.get(source.id)
     elif isinstance(source, str | CommitInfo):
         label = ref_text(source)
-        row = sessions.table.find_by_branch(label) if is_ref_name(label) else None
+        row = sessions.services.table.find_by_branch(label) if is_ref_name(label) else None
     else:
         raise Invalid("bad_ref", f"cannot take {source!r}: give a session, a branch or a commit")
     if row is None:
-        commit = store.refs.resolve(label, default_branch=ours.row.branch)
+        commit = store.refs.resolve(label, default_branch=ours.context.row.branch)
         return MergeSource(label, commit, None, bool(store.history.state(commit).machine))
-    if row.id == ours.id:
+    if row.id == ours.context.id:
         raise Invalid("bad_ref", f"{row.name!r} is this session: give another, or a commit")
     with _open_or_leased(sessions, row, source) as session:
         commit = from_hex(session.commit("before being joined").oid)
-        return MergeSource(row.name, commit, row, session._workspace() is not None)
+        return MergeSource(row.name, commit, row, session.has_workspace())
 
 
 @contextmanager
 def _open_or_leased(
-    sessions: SessionManager, row: SessionRow, source: object
-) -> Iterator[NavigationMixin]:
+    sessions: CommittingSessions, row: SessionRow, source: object
+) -> Iterator[CommittingSession]:
     """Yield the session: the open handle if this process has one, else one under its lease."""
-    opened = source if isinstance(source, NavigationMixin) else sessions.find_open(row.id)
-    if opened is not None and not opened.held_lease.is_released:
+    opened = source if isinstance(source, CommittingSession) else sessions.find_open(row.id)
+    if opened is not None and opened.is_open:
         yield opened
     else:
         with sessions.leased_session(row) as session:
@@ -171,8 +211,7 @@ def _open_or_leased(
 
 
 def _make(
-    ours: NavigationMixin,
-    sessions: SessionManager,
+    ours: Navigation,
     mine: Oid,
     other: MergeSource,
     *,
@@ -180,17 +219,18 @@ def _make(
     favor: Favor | None,
 ) -> _StoredMerge:
     """Store the merge commit, with its events on a new timeline."""
+    sessions = ours.context.services
     store, history = sessions.store, sessions.store.history
     base = history.merge_base(mine, other.commit)
     states = [history.state(oid) if oid else State() for oid in (base, mine, other.commit)]
     image, conflicts = _files(
-        sessions, states, other, favor=favor, generated=ours.generated_directory
+        sessions, states, other, favor=favor, generated=ours.files.generated_directory
     )
     journals = [journal_of(sessions, state) for state in states]
     past, theirs = (
         SessionState.load(sessions.maps, store.objects, journals[n].fold) for n in (0, 2)
     )
-    ledger = ours._writer
+    ledger = ours.pipeline.writer
     ledger.flush()
     line, tip = ledger.event_log, ledger.tip
     found = merge_states(past, ledger.state, theirs)
@@ -232,7 +272,7 @@ def _make(
 
 
 def _drafts(
-    sessions: SessionManager, merge_data: dict[str, Any], result: MergeAdditions
+    sessions: SessionServices, merge_data: dict[str, Any], result: MergeAdditions
 ) -> Iterator[Draft]:
     author = sessions.store.author
     yield Draft("merge", merge_data, author)
@@ -260,7 +300,7 @@ def _drafts(
 
 
 def _files(
-    sessions: SessionManager,
+    sessions: SessionServices,
     states: list[State],
     other: MergeSource,
     *,
@@ -284,15 +324,8 @@ def _files(
     return store.objects.put(Kind.IMAGE, encode(merged.image)), conflicts
 
 
-def _read(sessions: SessionManager, ours: bytes, theirs: bytes) -> tuple[Image, Image]:
+def _read(sessions: SessionServices, ours: bytes, theirs: bytes) -> tuple[Image, Image]:
     return sessions.store.read_image(Oid(ours)), sessions.store.read_image(Oid(theirs))
-
-
-def journal_of(sessions: SessionManager, state: State) -> JournalHead:
-    """Return the journal of a commit."""
-    if not state.journal:
-        return EMPTY_JOURNAL
-    return decode(JournalHead, sessions.store.objects.get(Oid(state.journal)))
 
 
 def _episode(theirs: SessionState, result: MergeAdditions) -> str:
@@ -303,3 +336,19 @@ def _episode(theirs: SessionState, result: MergeAdditions) -> str:
     made += [f"decided: {decision.text}" for decision in result.decisions]
     made += [f"made: {one.name}" for one in result.artifacts]
     return "; ".join(part for part in (core.goal, steps, *made[:20]) if part)[:_MAX_EPISODE_CHARS]
+
+
+def adopt(ours: Navigation, sessions: CommittingSessions, source: MergeInput) -> RestoreResult:
+    """Replace state and files by those of another session; see `Session.adopt`."""
+    ours.pipeline.check_open()
+    ours.pipeline.ensure_live("adopt")
+    found = resolve_merge_source(ours, sessions, source)
+    mind_only = ours.files.workspace() is not None and not found.has_files
+    with ours.following_shared_memory():
+        parts = frozenset({"mind"}) if mind_only else ALL_PARTS
+        report = ours.restore_commit(
+            found.commit, "adopt", parts, may_be_unreferenced=found.row is None
+        )
+        if mind_only:
+            ours.commit(f"adopted {found.label}")
+    return report

@@ -1,4 +1,4 @@
-"""The session verbs that commit and move: commit, restore, undo, fork, swarm, merge, adopt, land.
+"""Commits and moves of an open session: commit, restore, rewind, undo, merge and adopt.
 
 State and files move together. Each verb commits the present state first, so that no uncommitted
 work is lost. Effects stay done and budget stays spent after any move.
@@ -6,26 +6,31 @@ work is lost. Effects stay done and budget stays spent after any move.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, cast
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ortet._util.validation import FLAG, POSITIVE_COUNT, check_text, require
-from ortet.errors import NotFound
+from ortet.errors import NotFound, OrtetError
 from ortet.history.commits import CommitInfo
 from ortet.history.records import State
+from ortet.history.refs import Ref, ref_text
 from ortet.ids import Oid, from_hex, to_hex
+from ortet.journal.conversation.tool_calls import lost_result
 from ortet.machines.base import Report
+from ortet.sessions.context import SessionContext
 from ortet.sessions.environment.environments import environment_at_commit, recorded_environments
 from ortet.sessions.environment.external_state import surviving_collaborations
-from ortet.sessions.environment.tracker import EnvironmentMixin
+from ortet.sessions.environment.handover import HandoverWriter
+from ortet.sessions.environment.tracker import EnvironmentTracker
 from ortet.sessions.history.commit import BranchWriter
+from ortet.sessions.history.participants import OpenSessionParticipant
 from ortet.sessions.history.restore_report import effects_since_commit, unavailable_secrets
-from ortet.sessions.memory.facts import publish
-from ortet.sessions.table import SessionRow, SessionTable
+from ortet.sessions.machine.session_files import SessionFiles
+from ortet.sessions.memory.facts import publish_context, set_shared_memory
+from ortet.sessions.writing.pipeline import VerbPipeline
 from ortet.store.commit import check_message
 from ortet.store.pin_commit import pin_commit
 from ortet.store.sweep_retry import retry_on_sweep
@@ -38,34 +43,54 @@ from ortet.workspaces.results import (
 )
 
 if TYPE_CHECKING:
-    from ortet.history.diff.tree_diff import TreeChange
-    from ortet.history.merge.text_merge import Favor
-    from ortet.history.refs import Ref
     from ortet.objects.store import Durability
-    from ortet.sessions.history.merge import SessionMergeResult
-    from ortet.sessions.reader import SessionReader
-    from ortet.sessions.session import Session
-    from ortet.sessions.swarm_api import (
-        Interrupted,
-        Losers,
-        ProgressCallback,
-        SwarmResult,
-        SwarmStopSignal,
-        Task,
-    )
     from ortet.workspaces.undo import UndoDirection, UndoResult
-    from ortet.workspaces.workspace import Workspace
+
+_RELEASE_MESSAGE = "let go on this host"
+"""Message of the commit that a host makes before it releases a session with private files."""
 
 
-class NavigationMixin(EnvironmentMixin):
-    """The verbs of Session that read or move its branch."""
+class Navigation:
+    """Commits an open session and moves its branch.
 
-    _branch: BranchWriter
-    _head_image: bytes
+    `head_image` is the machine image of the head commit; it is used while no workspace is open.
+    `keeps_tool_calls` is True after a replay: the next step gives the results of open tool calls.
+    """
+
+    def __init__(
+        self,
+        context: SessionContext,
+        pipeline: VerbPipeline,
+        branch: BranchWriter,
+        participant: OpenSessionParticipant,
+        files: SessionFiles,
+        *,
+        environment: EnvironmentTracker,
+        handover: HandoverWriter,
+        head_image: bytes,
+    ) -> None:
+        self.store = context.store
+        self.branch = branch
+        self.participant = participant
+        self.head_image = head_image
+        self.keeps_tool_calls = False
+        self._context = context
+        self._pipeline = pipeline
+        self._files = files
+        self._environment = environment
+        self._handover = handover
 
     @property
-    @abstractmethod
-    def machine(self) -> Workspace: ...
+    def context(self) -> SessionContext:
+        return self._context
+
+    @property
+    def pipeline(self) -> VerbPipeline:
+        return self._pipeline
+
+    @property
+    def files(self) -> SessionFiles:
+        return self._files
 
     def commit(
         self, message: str = "", *, allow_secrets: bool = False, durable: Durability | None = None
@@ -86,94 +111,33 @@ class NavigationMixin(EnvironmentMixin):
         Raises:
             Refused: "secret_found" if the commit would hold a known secret.
         """
+        head = self._pipeline.replayed_head("commit")
+        if head is not None:
+            return head
         check_text(message=message)
         require(FLAG, allow_secrets=allow_secrets)
-        with self._store.secrets.allow(allow_secrets), self._store.objects.with_durability(durable):
+        with self.store.secrets.allow(allow_secrets), self.store.objects.with_durability(durable):
             return self._commit(message)
 
     def _commit(self, message: str) -> CommitInfo:
-        self._check_open()
-        self._drain_inbox()
-        began = self._now()
-        self._before_commit()
+        self._pipeline.check_open()
+        self._pipeline.drain_inbox()
+        began = self._context.now()
+        for hook in self._context.hooks:
+            hook.before_commit()
         info = self._record(message)
-        self._publish()
-        now = self._now()
-        self._auto_commit.committed(now, now - began)
+        self.publish()
+        now = self._context.now()
+        self._pipeline.auto_commit.committed(now, now - began)
         return info
-
-    def _publish(self, upto: int | None = None) -> None:
-        """Publish committed facts to the shared memory scopes."""
-        ledger = self._writer
-        seq = ledger.event_log.base.seq if upto is None else upto
-        lease = self.held_lease.lease
-        self._set_row(
-            publish(
-                self._sessions,
-                self._row,
-                event_log=ledger.event_log,
-                state=ledger.state,
-                upto=seq,
-                lease=lease,
-            )
-        )
-
-    def _set_row(self, row: SessionRow) -> None:
-        self._row = self._participant.row = row
-
-    def refresh(self) -> None:
-        """Follow the newest facts of shared memory scopes from now on.
-
-        A restored session and each fork see the shared facts of their commit, until they publish a
-        fact themselves.
-        """
-        self._check_open()
-        if self._row.beliefs is not None:
-            self._participant.dirty = self._participant.dirty or bool(self._row.beliefs)
-            self._set_shared_memory(None)
-            self._participant.dirty = self._participant.dirty or bool(self.shared())
-
-    def _set_shared_memory(self, memory: bytes | None) -> None:
-        """Use the shared facts of `memory`, or always the newest ones if it is None."""
-        if self._row.beliefs != memory:
-            row = msgspec.structs.replace(self._row, beliefs=memory)
-            self._store.catalog.move(
-                [],
-                verb="refresh",
-                lease=self.held_lease.lease,
-                rows=[SessionTable.update_change(row)],
-            )
-            self._set_row(row)
-
-    @contextmanager
-    def _follow_shared_memory(self) -> Iterator[None]:
-        """Keep following shared memory after merge or adopt.
-
-        A session that saw the newest shared facts must not fall back to those of the adopted
-        commit.
-        """
-        live = self._participant.follow_shared_memory = self._row.beliefs is None
-        try:
-            yield
-        finally:
-            self._participant.follow_shared_memory = False
-        self._publish()
-        if live:  # also if the session did not move
-            self._set_shared_memory(None)
-
-    def _record(self, message: str) -> CommitInfo:
-        files = self._workspace()
-        if files is not None:
-            return files.commit(message)
-        return self._record_state(message)
 
     def commit_all_events(self, message: str) -> CommitInfo:
         """Commit even if only lifecycle or environment events are new.
 
         If the workspace directory no longer exists, commit the session state with the head's files.
         """
-        self._participant.dirty = (
-            self._participant.dirty or self._writer.tip.seq != self.event_log.base.seq
+        self._context.dirty = (
+            self._context.dirty or self._pipeline.writer.tip.seq != self._context.event_log.base.seq
         )
         try:
             return self.commit(message)
@@ -182,22 +146,28 @@ class NavigationMixin(EnvironmentMixin):
                 raise
             return self._record_state(message)
 
+    def _record(self, message: str) -> CommitInfo:
+        files = self._files.workspace()
+        if files is not None:
+            return files.commit(message)
+        return self._record_state(message)
+
     @retry_on_sweep
     def _record_state(self, message: str) -> CommitInfo:
-        at = self._branch.head
-        if at is not None and self._participant.is_unchanged(at, self._head_image):
-            return self._store.history.info(at)
-        with self._store.writing():
-            check_message(self._store.objects, message)
-            head = self._store.history.state(at) if at else State()
-            journal = self._participant.seal_journal(head.journal)
-            state = State(journal, self._participant.seal_memory(head.memory), self._head_image)
-            info = self._branch.record(state, message, lease=self.held_lease.lease)
-            self._participant.committed()
+        at = self.branch.head
+        if at is not None and self.participant.is_unchanged(at, self.head_image):
+            return self.store.history.info(at)
+        with self.store.writing():
+            check_message(self.store.objects, message)
+            head = self.store.history.state(at) if at else State()
+            journal = self.participant.seal_journal(head.journal)
+            state = State(journal, self.participant.seal_memory(head.memory), self.head_image)
+            info = self.branch.record(state, message, lease=self._pipeline.held_lease.lease)
+            self.participant.committed()
         return info
 
     def restore(
-        self, ref: str, *, only: Collection[str] | None = None, restart: bool = False
+        self, ref: Ref, *, only: Collection[str] | None = None, restart: bool = False
     ) -> RestoreResult:
         """Restore a commit: session state, files and processes.
 
@@ -205,22 +175,23 @@ class NavigationMixin(EnvironmentMixin):
         restored with their files; if only files are restored, the running processes continue.
 
         Args:
-            ref: the commit to restore.
+            ref: the commit to restore: its id, a branch or tag, or a commit record.
             only: restore only these of "mind", "files" and "processes".
             restart: start services that ran at `ref` and do not run now.
 
         Returns:
             A report, with the effects since that commit and differences of the environment.
         """
-        self._check_open()
+        self._pipeline.check_open()
         parts = check_parts(only)
-        target = self._store.refs.resolve(ref, default_branch=self._row.branch)
-        if restart and (files := self._workspace()) is not None:
+        target = self.store.refs.resolve(ref_text(ref), default_branch=self._context.row.branch)
+        if restart and (files := self._files.workspace()) is not None:
             files.programs.check_restart(target)
-        found = self._restore_commit(target, "restore", parts, may_be_unreferenced=True)
-        if not restart or self._files is None:
+        found = self.restore_commit(target, "restore", parts, may_be_unreferenced=True)
+        attached = self._files.attached
+        if not restart or attached is None:
             return found
-        report = self._files.programs.restart(target, found.files)
+        report = attached.programs.restart(target, found.files)
         return msgspec.structs.replace(found, files=report)
 
     def rewind(self, n: int = 1) -> RestoreResult:
@@ -229,13 +200,13 @@ class NavigationMixin(EnvironmentMixin):
         Raises:
             NotFound: "no_commit" if the session has no commit yet.
         """
-        self._check_open()
+        self._pipeline.check_open()
         require(POSITIVE_COUNT, n=n)
-        head = self.head
+        head = self._context.head
         if head is None:
-            raise NotFound("no_commit", f"{self.name!r} has no commit yet: commit first")
-        target = self._store.history.nth_parent(from_hex(head.oid), n)
-        return self._restore_commit(target, "rewind", ALL_PARTS)
+            raise NotFound("no_commit", f"{self._context.name!r} has no commit yet: commit first")
+        target = self.store.history.nth_parent(from_hex(head.oid), n)
+        return self.restore_commit(target, "rewind", ALL_PARTS)
 
     def undo(self, n: int = 1, *, dry_run: bool = False) -> UndoResult:
         """Undo the last n operations that moved the branch, state and files together.
@@ -263,23 +234,23 @@ class NavigationMixin(EnvironmentMixin):
 
         require(POSITIVE_COUNT, n=n)
         require(FLAG, dry_run=dry_run)
-        self._check_open()
-        self._require_live(direction)
-        store, branch, machine = self._store, self._row.branch, self._workspace()
+        self._pipeline.check_open()
+        self._pipeline.ensure_live(direction)
+        store, branch, machine = self.store, self._context.row.branch, self._files.workspace()
         files = (
             UndoFiles(machine.files.current_image(), machine.files.branch.image_at)
             if machine is not None
             else None
         )
-        found = plan_undo(store, branch, direction, n, files=files, dirty=self._participant.dirty)
+        found = plan_undo(store, branch, direction, n, files=files, dirty=self._context.dirty)
         if dry_run:
-            self._flush_writes()
-            return found.preview(store, branch, self._participant)
+            self._context.flush()
+            return found.preview(store, branch, self.participant)
         was = self.commit(found.message).oid
-        restored = self._restore_commit(found.target, direction, ALL_PARTS, detail=found.detail)
-        return found.result(self._participant, from_hex(was), restored, kept=found.dirty)
+        restored = self.restore_commit(found.target, direction, ALL_PARTS, detail=found.detail)
+        return found.result(self.participant, from_hex(was), restored, kept=found.dirty)
 
-    def _restore_commit(
+    def restore_commit(
         self,
         target: Oid,
         verb: str,
@@ -288,11 +259,22 @@ class NavigationMixin(EnvironmentMixin):
         detail: str = "",
         may_be_unreferenced: bool = False,
     ) -> RestoreResult:
-        self._budget.count()  # if the process is killed, its lost time counts from here
+        """Commit the present state, then move to `target`.
+
+        Args:
+            target: the commit to restore.
+            verb: the name of the operation, for the reflog.
+            parts: the parts to restore.
+            detail: the detail of the reflog entry; by default the id of the commit.
+            may_be_unreferenced: True if only its id refers to the commit.
+        """
+        self._pipeline.ensure_live(verb)
+        self._pipeline.budget.count()  # if the process is killed, its lost time counts from here
         safety = from_hex(self.commit(f"before {verb}").oid)
-        files, report = self._workspace(), Report()
+        files, report = self._files.workspace(), Report()
         if target != safety and "mind" in parts:
-            self._before_move(verb)
+            for hook in self._context.hooks:
+                hook.before_move(verb)
         processes = "processes" in parts
         if target != safety and files is not None and parts & MACHINE_PARTS:
             if "mind" in parts:
@@ -306,7 +288,7 @@ class NavigationMixin(EnvironmentMixin):
             else:
                 report = files.files.checkout_files(target, processes=processes)
         elif target != safety and "mind" in parts:
-            self._restore_state(
+            self.restore_state(
                 target,
                 verb,
                 detail,
@@ -314,31 +296,34 @@ class NavigationMixin(EnvironmentMixin):
                 may_be_unreferenced=may_be_unreferenced,
             )
         elif "mind" in parts:
-            self._set_shared_memory(self._store.history.state(target).memory)
-        deeds = effects_since_commit(self._store, self._row, target)
-        around = self._differences_after_restore(with_state="mind" in parts)
+            set_shared_memory(
+                self._context,
+                self._pipeline.held_lease.lease,
+                self.store.history.state(target).memory,
+            )
+        deeds = effects_since_commit(self.store, self._context.row, target)
+        around = self._environment.differences_after_restore(with_state="mind" in parts)
         then = (
-            recorded_environments(self)[1]
+            recorded_environments(self._context)[1]
             if "mind" in parts
-            else environment_at_commit(self._sessions, target)
+            else environment_at_commit(self._context.services, target)
         )
-        secrets = unavailable_secrets(self._sessions, target, then)
+        secrets = unavailable_secrets(self._context.services, target, then)
         return RestoreResult(
-            to_hex(target), report, deeds, surviving_collaborations(self, deeds), around, secrets
+            to_hex(target),
+            report,
+            deeds,
+            surviving_collaborations(self._context, deeds),
+            around,
+            secrets,
         )
-
-    def _before_move(self, verb: str) -> None:
-        """Hook: end what belongs only to the state that the session leaves.
-
-        That state is committed.
-        """
 
     @retry_on_sweep
     def _restore_files(
         self, target: Oid, verb: str, detail: str, *, processes: bool, may_be_unreferenced: bool
     ) -> Report:
-        with self.machine.files.exclusive_access():
-            return self.machine.files.restore_commit(
+        with self._files.machine.files.exclusive_access():
+            return self._files.machine.files.restore_commit(
                 target,
                 verb,
                 processes=processes,
@@ -347,7 +332,7 @@ class NavigationMixin(EnvironmentMixin):
             )
 
     @retry_on_sweep
-    def _restore_state(
+    def restore_state(
         self,
         target: Oid,
         verb: str,
@@ -356,14 +341,17 @@ class NavigationMixin(EnvironmentMixin):
         move_branch: bool,
         may_be_unreferenced: bool = False,
     ) -> None:
-        with self._store.writing():
+        with self.store.writing():
             if may_be_unreferenced:
                 pin_commit(
-                    self._store, target, reachable_from=self._branch.head, branch=self._row.branch
+                    self.store,
+                    target,
+                    reachable_from=self.branch.head,
+                    branch=self._context.row.branch,
                 )
-            together = self._participant.prepare_move(target)
+            together = self.participant.prepare_move(target)
             if move_branch:
-                self._branch.move(
+                self.branch.move(
                     target,
                     verb,
                     detail or to_hex(target),
@@ -372,182 +360,81 @@ class NavigationMixin(EnvironmentMixin):
                     timelines=together.timelines,
                     appends=together.appends,
                 )
-                self._branch.refresh_head()
-                self._head_image = self._store.history.state(target).machine
+                self.branch.refresh_head()
+                self.head_image = self.store.history.state(target).machine
             else:
                 rows, lines, lease = together.rows, together.timelines, together.lease
-                self._store.catalog.move([], verb=verb, lease=lease, rows=rows, timelines=lines)
-            self._participant.finish_move()
+                self.store.catalog.move([], verb=verb, lease=lease, rows=rows, timelines=lines)
+            self.participant.finish_move()
             if not move_branch:
-                self._participant.dirty = True
+                self._context.dirty = True
 
-    def fork(self, n: int = 1, *, machine: bool = True) -> list[Session]:
-        """Create n sessions that continue from the present state.
+    def is_unchanged(self, head: Oid) -> bool:
+        """Return True if a commit now would equal the head."""
+        return self.participant.is_unchanged(head, self.head_image)
 
-        The present state is committed first. Either all n forks are created or none.
-
-        Args:
-            n: the number of forks.
-            machine: False forks only the session state, without files.
-        """
-        from ortet.sessions.history.forking import fork_files, fork_state_only
-
-        require(FLAG, machine=machine)
-        require(POSITIVE_COUNT, n=n)
-        self._check_open()
-        self._drain_inbox()
-        files = self._workspace()
-        point = self._branch.head if files is None else None
-        fork = fork_files if machine and files is not None else fork_state_only
-        with files.announce_forks(n) if fork is fork_files and files is not None else nullcontext():
-            if point is None or not self._participant.is_unchanged(point, self._head_image):
-                point = from_hex(self.commit("fork point").oid)
-            self._budget.return_unspent()  # return reserved budget so that the forks can use it
-            forks = fork(self._sessions, self, point, n)
-        for one in forks:
-            one.inherit_variables(self)
-        return forks
-
-    def swarm(
-        self,
-        task: Task | None = None,
-        n: int = 8,
-        *,
-        score: Task | None = None,
-        keep: int | str = 1,
-        parallel: int = 2,
-        budget: Mapping[str, float] | None = None,
-        stop_when: Callable[[SwarmResult], bool] | float | None = None,
-        timeout: float | None = None,
-        harvest: bool = False,
-        losers: Losers = "drop",
-        name: str | None = None,
-        at: Ref | None = None,
-        interrupted: Interrupted = "again",
-        on: str | None = None,
-        needs: Mapping[str, float] | None = None,
-        progress: ProgressCallback | None = None,
-        halt: SwarmStopSignal | None = None,
-    ) -> SwarmResult:
-        """Run n attempts at a task, score them and adopt the best.
-
-        Each attempt runs in a process and a fork of its own. An attempt that fails, dies or exceeds
-        `timeout` does not affect the others. A swarm whose process was killed continues when it is
-        called again with the same `name`.
-
-        Args:
-            task: an importable function `task(session, i)`, or a command for the machine.
-            n: the number of attempts.
-            score: a function or a command; a higher score is better. The score of a command is the
-                last number that it prints, else 0 for exit code 0 and less for other codes. None
-                takes what the task returned or printed.
-            keep: 1 adopts the best attempt. k > 1 leaves the k best as sessions. 0 keeps none.
-                "merge" merges all attempts, "merge:K" the K best.
-            parallel: the number of attempts at the same time.
-            budget: the share of the family's budget for each attempt.
-            stop_when: a score, or a function called after each attempt; if reached, the swarm ends.
-            timeout: the limit for one attempt, in seconds.
-            harvest: learn the facts that the losers learned.
-            losers: "drop" removes attempts that are not kept, "keep" leaves them as sessions.
-            name: the name of the swarm, for continuing it.
-            at: the commit to start from; the present state by default.
-            interrupted: "again" repeats the attempts of a killed process, "count" counts them as
-                failed.
-            on: "ray" or "ray://HOST:PORT" runs the attempts on Ray nodes.
-            needs: the resources of one attempt on Ray, for example {"cpu": 2}.
-            progress: called with the swarm as attempts proceed.
-            halt: lets another thread end the swarm.
-
-        Returns:
-            The swarm with all attempts and their scores.
-        """
-        from ortet.sessions.swarm_api import SwarmRequest
-
-        wish = SwarmRequest(
-            task=task,
-            n=n,
-            score=score,
-            keep=keep,
-            parallel=parallel,
-            budget=budget,
-            stop_when=stop_when,
-            timeout=timeout,
-            harvest=harvest,
-            losers=losers,
-            name=name,
-            at=at,
-            interrupted=interrupted,
-            on=on,
-            needs=needs,
-            progress=progress,
-            halt=halt,
+    def publish(self, upto: int | None = None) -> None:
+        """Publish committed facts to the shared memory scopes, those up to event `upto`."""
+        writer = self._pipeline.writer
+        publish_context(
+            self._context,
+            writer.event_log,
+            writer.state,
+            upto=writer.event_log.base.seq if upto is None else upto,
+            lease=self._pipeline.held_lease.lease,
         )
-        self._check_open()
-        self._require_live("swarm")
-        return self._sessions.swarms.run(cast("Session", self), wish)
 
-    def merge(
-        self, other: SessionReader | Ref, *, message: str = "", favor: Favor | None = None
-    ) -> SessionMergeResult:
-        """Merge another session, branch or commit into this session, as one commit.
+    @contextmanager
+    def following_shared_memory(self) -> Iterator[None]:
+        """Keep following shared memory after merge or adopt.
 
-        Conversation, plan and processes stay ours. Facts, lessons, decisions and artifacts are
-        united, and files are merged. The report lists contradictions.
-
-        Args:
-            other: an open session, or a branch, tag or commit.
-            message: the commit message; empty for a default.
-            favor: "ours" or "theirs" settles file conflicts for that side.
-
-        Raises:
-            Conflict: "merge_conflict" if files conflict. Nothing has changed.
+        A session that saw the newest shared facts must not fall back to those of the adopted
+        commit.
         """
-        from ortet.sessions.history.merge import merge
+        live = self.participant.follow_shared_memory = self._context.row.beliefs is None
+        try:
+            yield
+        finally:
+            self.participant.follow_shared_memory = False
+        self.publish()
+        if live:  # also if the session did not move
+            set_shared_memory(self._context, self._pipeline.held_lease.lease, None)
 
-        check_text(message=message)
-        self._check_open()
-        self._drain_inbox()
-        self._require_live("merge")
-        with self._follow_shared_memory():
-            return merge(self, self._sessions, other, message=message, favor=favor)
+    def switch_timeline(self) -> None:
+        """Use the timeline and the state that the writer has switched to."""
+        self._pipeline.switch_timeline()
+        self._environment.switch_timeline()
+        self._handover.switch_timeline()
 
-    def adopt(self, other: SessionReader | Ref) -> RestoreResult:
-        """Replace state and files by those of another session, branch or commit.
+    def on_moved(self) -> None:
+        """Continue after the session has moved to another commit."""
+        self.switch_timeline()
+        if not self.keeps_tool_calls:  # the commit may lie between a call and its result
+            self.close_tool_calls()
 
-        The present state is committed first and stays in the reflog. Effects stay done. If `other`
-        has no files, only its state is adopted.
+    def close_tool_calls(self) -> None:
+        """Add a result for each tool call that has none.
+
+        Model APIs refuse a call without a result.
         """
-        from ortet.sessions.history.merge import resolve_merge_source
+        if calling := self._context.state.core.calling:
+            self._context.dirty = True
+            self._pipeline.writer.add(*(lost_result(call, self.store.author) for call in calling))
 
-        self._check_open()
-        self._require_live("adopt")
-        found = resolve_merge_source(self, self._sessions, other)
-        mind_only = self._workspace() is not None and not found.has_files
-        with self._follow_shared_memory():
-            parts = frozenset({"mind"}) if mind_only else ALL_PARTS
-            report = self._restore_commit(
-                found.commit, "adopt", parts, may_be_unreferenced=found.row is None
-            )
-            if mind_only:
-                self.commit(f"adopted {found.label}")
-        return report
+    def commit_before_release(self) -> None:
+        """Commit files and running programs that only this host has, before a release.
 
-    def _require_live(self, verb: str) -> None:
-        """Hook: in a replay, refuse the verb or make the session live."""
-
-    def land(self, *, favor: Favor | None = None) -> Report:
-        """Apply the file changes of this session to its original directory, all or nothing.
-
-        Args:
-            favor: "ours" or "theirs" settles every conflict for that side.
+        If the commit is refused, the files stay here and are found when the session returns.
         """
-        return self.machine.land(favor=favor)
+        files = self._files.attached
+        if files is not None and files.row.files == "private" and self.store.is_shared:
+            with suppress(OrtetError):
+                self.commit(_RELEASE_MESSAGE)
 
-    def diff(self, ref: str = "HEAD", other: str | None = None) -> list[TreeChange]:
-        """Return the file changes from `ref` to `other`.
-
-        Args:
-            ref: the older side; the head by default.
-            other: the newer side. None means the present files, committed or not.
-        """
-        return self.machine.diff(ref, other)
+    def commit_for_other_hosts(self) -> None:
+        """Commit files that other processes of this host changed, and raise if that fails."""
+        store, row = self.store, self._context.row
+        workspaces = self._context.services.workspaces
+        known = workspaces.table.get(row.branch) if row.has_files and store.is_shared else None
+        if known is not None and known.files == "private" and store.is_local_host(known.host):
+            self.commit(_RELEASE_MESSAGE)

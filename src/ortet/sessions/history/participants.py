@@ -9,8 +9,8 @@ Invariant: a row of kind `going` exists while the files have moved and the branc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
@@ -46,7 +46,25 @@ from ortet.workspaces.commit_participant import (
 from ortet.workspaces.results import UnavailableSecret
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import SessionManager
+    from ortet.sessions.context import SessionContext, SessionServices
+
+
+class LeasedSession(Protocol):
+    """A session that is open for one block."""
+
+    def drain_inbox(self) -> None: ...
+
+    def publish(self) -> None: ...
+
+
+class SessionLeases(Protocol):
+    """Takes the leases of sessions."""
+
+    services: SessionServices
+
+    def acquire_lease(self, row: SessionRow) -> Lease: ...
+
+    def leased_session(self, row: SessionRow) -> AbstractContextManager[LeasedSession]: ...
 
 
 class DetachedSessionParticipant:
@@ -56,8 +74,9 @@ class DetachedSessionParticipant:
     lease.
     """
 
-    def __init__(self, sessions: SessionManager, row: SessionRow) -> None:
-        self._sessions = sessions
+    def __init__(self, leases: SessionLeases, row: SessionRow) -> None:
+        self._leases = leases
+        self._sessions = sessions = leases.services
         self._row = row
         self._lease: Lease | None = None
         self._next_row: SessionRow | None = None
@@ -89,14 +108,14 @@ class DetachedSessionParticipant:
             self._sessions.scopes.committed()
             if is_published(self._sessions, self._row, where.line, where.mind, where.tip.seq):
                 return
-            with suppress(Refused), self._sessions.leased_session(self._row) as session:
-                session._publish()  # if another process writes, that process publishes
-                self._row = session.row
+            with suppress(Refused), self._leases.leased_session(self._row) as session:
+                session.publish()  # if another process writes, that process publishes
+                self._row = self._sessions.table.get(self._row.id)
 
     def _drain_inbox(self) -> None:
         """Append inbox entries to this commit, unless another process holds the lease."""
         if next(pending_events(self._sessions.store.catalog, self._row.id), None) is not None:
-            with suppress(Refused), self._sessions.leased_session(self._row) as session:
+            with suppress(Refused), self._leases.leased_session(self._row) as session:
                 session.drain_inbox()
 
     def begin_restore(self, safety: Oid) -> None:
@@ -106,7 +125,7 @@ class DetachedSessionParticipant:
         clear_restore_pending(self._sessions.store.catalog, self._row.branch)
 
     def prepare_move(self, target: Oid) -> TransactionExtras:
-        self._lease = self._sessions.acquire_lease(self._row)
+        self._lease = self._leases.acquire_lease(self._row)
         self._row = self._sessions.table.get(self._row.id)
         self._next_row = row_on_new_timeline(self._sessions, self._row, target)
         return TransactionExtras(
@@ -139,7 +158,7 @@ class DetachedSessionParticipant:
     def _recorded_variables(self) -> Mapping[str, Variable] | None:
         """Return the variables that the session has recorded now, by any writer."""
         with suppress(NotFound):  # the session was removed concurrently
-            known = recorded_environments(self._sessions.get(self._row.id))[1]
+            known = recorded_environments(self._sessions.read(self._row.id))[1]
             return known.variables if known is not None else None
         return None
 
@@ -153,28 +172,24 @@ class DetachedSessionParticipant:
 class OpenSessionParticipant:
     """Takes part in the commits and restores of the files of an open session.
 
-    `dirty` is True if something worth a commit happened since the last commit. `on_moved` is called
-    with the new row after the session has moved to another commit.
+    `on_moved` is called after the session has moved to another commit.
     """
 
     def __init__(
         self,
-        sessions: SessionManager,
-        row: SessionRow,
+        context: SessionContext,
         writer: EventWriter,
         *,
         lease: Callable[[], Lease],
-        on_moved: Callable[[SessionRow], None],
+        on_moved: Callable[[], None],
         variables: Callable[[], Mapping[str, str | None]],
-        dirty: bool,
     ) -> None:
-        self.row = row
-        self.dirty = dirty
-        self._sessions = sessions
+        self._context = context
+        self._sessions = context.services
         self._writer = writer
         self.lease = lease
         self.variables = variables
-        self._on_moved = on_moved
+        self.on_moved = on_moved
         self._sealed_journal: JournalHead | None = None
         self._next_row: SessionRow | None = None
         self.follow_shared_memory = (
@@ -186,7 +201,7 @@ class OpenSessionParticipant:
     def seal_journal(self, head_journal: bytes) -> bytes:
         self._writer.flush()
         self._sealed_journal = None
-        if not self.dirty and head_journal:
+        if not self._context.dirty and head_journal:
             return head_journal
         ledger = self._writer
         self._sealed_journal = seal_events(
@@ -197,11 +212,11 @@ class OpenSessionParticipant:
     def seal_memory(self, head_memory: bytes) -> bytes:
         if self._sealed_journal is None:
             return head_memory
-        return seal_shared_memory(self._sessions, self.row, self._writer.state)
+        return seal_shared_memory(self._sessions, self._context.row, self._writer.state)
 
     def is_unchanged(self, head: Oid, machine: bytes) -> bool:
         """Return True if a commit of this state with this machine image would equal the head."""
-        if self.dirty:
+        if self._context.dirty:
             return False
         self._writer.flush()
         state = self._sessions.store.history.state(head)
@@ -211,7 +226,7 @@ class OpenSessionParticipant:
         if self._sealed_journal is not None:
             self._writer.event_log.base, self._sealed_journal = self._sealed_journal, None
             self._writer.state.mark_committed()
-            self.dirty = False
+            self._context.dirty = False
             self._sessions.scopes.committed()
 
     @contextmanager
@@ -239,30 +254,30 @@ class OpenSessionParticipant:
             self._extra_rows = []
 
     def begin_restore(self, safety: Oid) -> None:
-        mark_restore_pending(self._sessions.store.catalog, self.row.branch, safety)
+        mark_restore_pending(self._sessions.store.catalog, self._context.row.branch, safety)
 
     def abort_restore(self) -> None:
-        clear_restore_pending(self._sessions.store.catalog, self.row.branch)
+        clear_restore_pending(self._sessions.store.catalog, self._context.row.branch)
 
     def prepare_move(self, target: Oid) -> TransactionExtras:
         self._writer.flush()
-        self._next_row = row_on_new_timeline(self._sessions, self.row, target)
+        self._next_row = row_on_new_timeline(self._sessions, self._context.row, target)
         if self.follow_shared_memory:
             self._next_row = replace(self._next_row, beliefs=None)
         if self._prepared_timeline is not None:
             timeline, events = self._prepared_timeline
             self._next_row = replace(self._next_row, timeline=timeline.id)
             rows = [
-                *SessionTable.move_changes(self.row, self._next_row),
-                pending_approval_row(self.row.id),
+                *SessionTable.move_changes(self._context.row, self._next_row),
+                pending_approval_row(self._context.row.id),
                 *self._extra_rows,
             ]
             return TransactionExtras(self.lease(), rows, [timeline], appends=[events])
         return TransactionExtras(
             self.lease(),
             [
-                *move_row_changes(self._sessions, self.row, self._next_row),
-                clear_restore_pending_row(self.row.branch),
+                *move_row_changes(self._sessions, self._context.row, self._next_row),
+                clear_restore_pending_row(self._context.row.branch),
                 *self._extra_rows,
             ],
             [start_of(self._sessions, self._next_row)],
@@ -270,14 +285,15 @@ class OpenSessionParticipant:
 
     def finish_move(self) -> None:
         if self._next_row is not None:
-            self.row, self._next_row = self._next_row, None
-            where = self._sessions.load(self.row)
+            row, self._next_row = self._next_row, None
+            self._context.set_row(row)
+            where = self._sessions.load(row)
             self._writer.switch_to(where.line, where.mind, where.tip)
-            self.dirty = False
-            self._on_moved(self.row)
+            self._context.dirty = False
+            self.on_moved()
 
     def unrestorable_since(self, commit: Oid) -> tuple[list[Effect], list[UnavailableSecret]]:
-        return unrestorable_since(self._sessions, self.row, commit)
+        return unrestorable_since(self._sessions, self._context.row, commit)
 
     def count_forgotten(self, commit: Oid, since: Oid | None = None) -> int:
-        return count_forgotten(self._sessions, self.row, commit, since)
+        return count_forgotten(self._sessions, self._context.row, commit, since)

@@ -24,7 +24,7 @@ from ortet.sessions.environment.external_state import surviving_collaborations
 from ortet.sessions.history.compare import between_images
 from ortet.sessions.history.load import is_bookkeeping_event
 from ortet.sessions.history.restore_report import (
-    count_forgotten_events,
+    count_left_events,
     effects_since_commit,
     unavailable_secrets,
 )
@@ -114,7 +114,11 @@ def _open_present_files(view: SessionReader) -> Iterator[_PresentFiles]:
     check_fits(view.row, NO_FILES, "")
     store = view.store
     opened = view.attached_files if isinstance(view, Session) else None
-    row = view.sessions.workspaces.table.get(view.row.branch) if view.row.has_files else None
+    row = (
+        view.internals.services.workspaces.table.get(view.row.branch)
+        if view.row.has_files
+        else None
+    )
     if opened is not None:
         yield _PresentFiles(opened.files.current_image(), row, opened)
         return
@@ -136,7 +140,7 @@ def _try_open_workspace(view: SessionReader, row: WorkspaceRow) -> Workspace | N
     host.
     """
     try:
-        return view.sessions.workspaces.open(name=row.name)
+        return view.internals.services.workspaces.open(name=row.name)
     except (Conflict, NotFound, Refused, Unavailable, Unsupported):
         return None
 
@@ -152,7 +156,7 @@ def _build_preview(
     starts, lost = _programs(view, now, then) if "processes" in parts else ([], [])
     deeds, minds, head = (
         effects_since_commit(store, view.row, target),
-        view.sessions,
+        view.internals.services,
         view.head,
     )
     return RestorePreview(
@@ -165,7 +169,7 @@ def _build_preview(
         ends=_running(now.files) if "processes" in parts else [],
         lost=lost,
         deeds=deeds,
-        collaborations=surviving_collaborations(view, deeds),
+        collaborations=surviving_collaborations(view.internals, deeds),
         secrets=unavailable_secrets(minds, target, environment_at_commit(minds, target)),
         looked=now.is_current,
     )
@@ -209,3 +213,12 @@ def _programs(
     why = check_host(record, this_host(record.version))
     losses = [Loss("", "process", f"it cannot go on here: {one.text}") for one in why]
     return [] if why else running_program_names(objects, then), losses
+
+
+def count_forgotten_events(view: SessionReader, commit: Oid) -> int:
+    """Return the number of events that the state would lose by a restore of a commit.
+
+    Lifecycle events and automatic environment events are not counted.
+    """
+    base = view.event_log.base
+    return count_left_events(view.internals.services, base, commit, view.events(base.seq))

@@ -27,23 +27,13 @@ from ortet.sessions.writing.inbox import pending_events
 from ortet.workspaces.results import UnavailableSecret
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import SessionManager
-    from ortet.sessions.reader import SessionReader
+    from ortet.sessions.services import JournalServices
     from ortet.sessions.table import SessionRow
     from ortet.store.context import StoreContext
 
 
-def count_forgotten_events(view: SessionReader, commit: Oid) -> int:
-    """Return the number of events that the state would lose by a restore of a commit.
-
-    Lifecycle events and automatic environment events are not counted.
-    """
-    base = view.event_log.base
-    return _count_left_events(view.sessions, base, commit, view.events(base.seq))
-
-
 def count_forgotten(
-    sessions: SessionManager, row: SessionRow, commit: Oid, since: Oid | None = None
+    sessions: JournalServices, row: SessionRow, commit: Oid, since: Oid | None = None
 ) -> int:
     """Count the events that the state of a session loses by a restore of `commit`.
 
@@ -55,22 +45,22 @@ def count_forgotten(
     """
     if since is not None:
         old = _journal(sessions.store, since) or EMPTY_JOURNAL
-        return _count_left_events(sessions, old, commit, ())
+        return count_left_events(sessions, old, commit, ())
     line, _ = load_event_log(sessions, row)
     new = (*line.events(line.base.seq), *pending_events(sessions.store.catalog, row.id))
-    return _count_left_events(sessions, line.base, commit, new)
+    return count_left_events(sessions, line.base, commit, new)
 
 
 def unrestorable_since(
-    sessions: SessionManager, row: SessionRow, commit: Oid
+    sessions: JournalServices, row: SessionRow, commit: Oid
 ) -> tuple[list[Effect], list[UnavailableSecret]]:
     """Return the effects since a commit and the secrets that it needs and this host lacks."""
     secrets = unavailable_secrets(sessions, commit, environment_at_commit(sessions, commit))
     return effects_since_commit(sessions.store, row, commit), secrets
 
 
-def _count_left_events(
-    sessions: SessionManager, old: JournalHead, commit: Oid, new: Iterable[Event]
+def count_left_events(
+    sessions: JournalServices, old: JournalHead, commit: Oid, new: Iterable[Event]
 ) -> int:
     objects = sessions.store.objects
     stretch = find_divergence(objects, old, _journal(sessions.store, commit) or EMPTY_JOURNAL)[0]
@@ -90,7 +80,7 @@ def seq_of(store: StoreContext, commit: Oid) -> int:
 
 
 def unavailable_secrets(
-    sessions: SessionManager, commit: Oid, environment: Environment | None
+    sessions: JournalServices, commit: Oid, environment: Environment | None
 ) -> list[UnavailableSecret]:
     """Return secrets that a commit and its environment refer to and this host cannot provide."""
     store, journal = sessions.store, _journal(sessions.store, commit)

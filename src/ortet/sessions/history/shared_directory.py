@@ -32,7 +32,7 @@ def commit_with_files(session: Session, files: Workspace, message: str) -> Commi
 
     The directory is committed on its own branch too. With nothing new, the head is returned.
     """
-    session._head_image = _commit_files(files, message)
+    session.navigation.head_image = _commit_files(files, message)
     return session.commit(message)
 
 
@@ -51,7 +51,7 @@ def commits_of(view: SessionReader) -> Iterator[tuple[Oid, int]]:
         state = store.history.state(oid)
         if state.journal:
             journal = decode(JournalHead, store.objects.get(Oid(state.journal)))
-            if contains_journal(view.sessions, view.event_log, journal):
+            if contains_journal(view.internals.services, view.event_log, journal):
                 yield oid, journal.seq
 
 
@@ -81,7 +81,7 @@ def commit_directory_head(session: Session, files: Workspace, message: str) -> N
     """Commit the session with the files of the directory's last commit."""
     head = files.head
     if head is not None:
-        session._head_image = files.store.history.state(from_hex(head.oid)).machine
+        session.navigation.head_image = files.store.history.state(from_hex(head.oid)).machine
         session.commit(message)
 
 
@@ -97,7 +97,7 @@ def rewind_with_files(
     store = session.store
     was = _commit_present(session, files)
     with store.writing():  # until the head moves, only its id refers to the commit
-        target = commit_at(session.sessions, session.row, session.event_log, seq)
+        target = commit_at(session.internals.services, session.row, session.event_log, seq)
         if files_commit is not None:
             target = _replace_files(session, target, files_commit)
         return was, _restore_target(session, files, target)

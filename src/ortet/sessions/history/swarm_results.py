@@ -17,7 +17,8 @@ from ortet.journal.state.fold import fold
 from ortet.journal.state.merge import Contradiction, fact_data, merge_states
 from ortet.journal.state.records import Fact
 from ortet.journal.state.state import SessionState
-from ortet.sessions.history.merge import SessionMergeResult, journal_of
+from ortet.sessions.history.load import journal_of
+from ortet.sessions.history.merge import SessionMergeResult
 from ortet.sessions.session import Session
 from ortet.sessions.table import PAUSED
 
@@ -31,7 +32,7 @@ HarvestRowFactory = Callable[[list[Fact], list[Contradiction]], RowChange]
 def pause_with(session: Session, row: RowChange) -> None:
     """Pause a session after its last commit and write `row` in the same transaction."""
     try:
-        session._budget.settle()
+        session.pipeline.budget.settle()
         session.set_status(PAUSED, "", rows=[row])
     finally:
         session.release()
@@ -39,13 +40,13 @@ def pause_with(session: Session, row: RowChange) -> None:
 
 def adopt_with(session: Session, commit: Oid, row: RowChange) -> None:
     """Adopt a commit. If that moves the session, `row` is written in the same transaction."""
-    with session._participant.with_rows(row):
+    with session.navigation.participant.with_rows(row):
         session.adopt(to_hex(commit))
 
 
 def merge_with(session: Session, commit: Oid, row: RowChange, message: str) -> SessionMergeResult:
     """Merge a commit and write `row` in the same transaction. Our side wins conflicts."""
-    with session._participant.with_rows(row):
+    with session.navigation.participant.with_rows(row):
         return session.merge(to_hex(commit), favor="ours", message=message)
 
 
@@ -61,7 +62,7 @@ def harvest(
     Returns:
         The recorded facts, and contradictions between them and known facts.
     """
-    sessions, ledger = session._sessions, session._writer
+    sessions, ledger = session.internals.services, session.pipeline.writer
     facts: list[Fact] = []
     contradictions: list[Contradiction] = []
     drafts: list[Draft] = []
@@ -84,7 +85,7 @@ def harvest(
             contradictions += found.contradictions
         row = make_row(facts, contradictions)
         if drafts:
-            session._begin_change()
+            session.pipeline.begin_change()
             ledger.add(*drafts, rows=[row])
         else:
             sessions.store.catalog.move(
@@ -94,7 +95,7 @@ def harvest(
 
 
 def _state_at(session: Session, commit: Oid) -> SessionState:
-    sessions = session._sessions
+    sessions = session.internals.services
     state: State = sessions.store.history.state(commit)
     return SessionState.load(
         sessions.maps, sessions.store.objects, journal_of(sessions, state).fold

@@ -2,62 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ortet.errors import Invalid, NotFound
 from ortet.journal.events import Draft, Event
-from ortet.sessions.history.forking import fork_at, fork_files, fork_state_only
+from ortet.sessions.history.forking import (
+    ForkingSessions,
+    ForkParent,
+    S,
+    fork_files,
+    fork_state_only,
+)
 from ortet.sessions.history.rewind import commit_at
-from ortet.sessions.reader import SessionReader
 from ortet.sessions.table import SCRATCH_FILES
 from ortet.store.sweep_retry import retry_on_sweep
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import SessionManager
-    from ortet.sessions.session import Session
+    from ortet.sessions.context import SessionContext
 
 
 @retry_on_sweep
 def whatif(
-    sessions: SessionManager, view: SessionReader, at: int, *, machine: bool = True, **change: Any
-) -> Session:
+    sessions: ForkingSessions[S],
+    parent: ForkParent,
+    at: int,
+    *,
+    machine: bool = True,
+    **change: Any,
+) -> S:
     """Create a session in which event `at` had another content; see `Session.whatif`.
 
     The replaced event is the first event of the new session, and it is marked. The files are those
     of the last commit before. The original session does not change.
     """
+    view, store = parent.context, sessions.store
     event, draft = _changed(view, at, change)
-    store = sessions.store
     with store.writing():
-        point = commit_at(sessions, view.row, view.event_log, event.seq - 1)
+        point = commit_at(sessions.services, view.row, view.event_log, event.seq - 1)
         before = next(iter(view.event_log.rows(event.seq - 2, event.seq - 1)))
         has_files = view.row.has_files and (
             view.row.files == SCRATCH_FILES or bool(store.history.state(point).machine)
         )
         fork = fork_files if machine and has_files else fork_state_only
-        (session,) = fork(sessions, view, point, 1, first=(sessions.chain.tip(before), draft))
+        (session,) = fork(
+            sessions, parent, point, 1, first=(sessions.services.chain.tip(before), draft)
+        )
     session.close_dangling_effects()
     return session
 
 
-@retry_on_sweep
-def fork_behind(
-    parent: Session, seq: int, *, n: int = 1, names: Sequence[str] = (), machine: bool = True
-) -> list[Session]:
-    """Fork a session right after one of its events; see `Session.fork`.
-
-    The files are those of the last commit before the event.
-    """
-    store = parent.store
-    parent._flush_writes()
-    with store.writing():
-        point = commit_at(parent.sessions, parent.row, parent.event_log, seq)
-        files = parent.row.files == SCRATCH_FILES or bool(store.history.state(point).machine)
-        return fork_at(parent, point, n=n, names=names, machine=machine and files)
-
-
-def _changed(view: SessionReader, at: int, change: dict[str, Any]) -> tuple[Event, Draft]:
+def _changed(view: SessionContext, at: int, change: dict[str, Any]) -> tuple[Event, Draft]:
     """Return the event to replace and its replacement."""
     if len(change) != 1 or not set(change) <= {"message", "result", "error"}:
         given = ", ".join(sorted(change)) or "nothing"
@@ -80,7 +74,7 @@ def _changed(view: SessionReader, at: int, change: dict[str, Any]) -> tuple[Even
     return event, Draft("ended", {**data, "state": "done", "outcome": value}, event.actor)
 
 
-def _event(view: SessionReader, at: int) -> Event:
+def _event(view: SessionContext, at: int) -> Event:
     for event in view.event_log.events(at - 1, at):
         if event.erased:
             raise NotFound("no_event", f"event {at} was erased: there is nothing to change")
@@ -88,7 +82,7 @@ def _event(view: SessionReader, at: int) -> Event:
     raise NotFound("no_event", f"session {view.name!r} has no event {at}: s.events() has all")
 
 
-def _end_of(view: SessionReader, event: Event) -> Event:
+def _end_of(view: SessionContext, event: Event) -> Event:
     """Return the `ended` event of an action, given its `begun` or its `ended` event."""
     if event.kind == "ended":
         return event

@@ -28,8 +28,7 @@ from ortet.sessions.memory.recall import session_event_log
 from ortet.sessions.memory.shared_scopes import AGENT, name_of, users_of
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import SessionManager
-    from ortet.sessions.reader import SessionReader
+    from ortet.sessions.context import SessionContext, SessionServices
 
 
 class ConsolidationReport(msgspec.Struct, frozen=True):
@@ -73,7 +72,7 @@ class _MemoryFacts:
 
 
 def consolidate(
-    sessions: SessionManager, agent: str, extractor: Extractor, *, dry_run: bool
+    sessions: SessionServices, agent: str, extractor: Extractor, *, dry_run: bool
 ) -> ConsolidationReport:
     """Consolidate the episodes of an agent; see `Hub.consolidate`.
 
@@ -103,7 +102,7 @@ def consolidate(
 
 
 def _new_facts(
-    sessions: SessionManager,
+    sessions: SessionServices,
     name: str,
     memories: dict[str, _MemoryFacts],
     episode: Episode,
@@ -166,16 +165,16 @@ def _checked_extractions(
             yield one
 
 
-def _session(sessions: SessionManager, episode: Episode) -> SessionReader | None:
+def _session(sessions: SessionServices, episode: Episode) -> SessionContext | None:
     """Return the session of an episode, or None if it was removed or is in another store."""
     try:
-        return sessions.get(episode.source.session) if episode.source is not None else None
+        return sessions.read(episode.source.session) if episode.source is not None else None
     except OrtetError:
         return None
 
 
 def _memory(
-    sessions: SessionManager, name: str, memories: dict[str, _MemoryFacts]
+    sessions: SessionServices, name: str, memories: dict[str, _MemoryFacts]
 ) -> _MemoryFacts | None:
     if name not in memories and (known := sessions.scopes.current(name)) is not None:
         memories[name] = _MemoryFacts(known.mind)
@@ -193,7 +192,7 @@ def _kind(agent: str) -> str:
     return f"consolidated/{agent}"
 
 
-def _is_done(sessions: SessionManager, agent: str, episode: Episode, extractor: Extractor) -> bool:
+def _is_done(sessions: SessionServices, agent: str, episode: Episode, extractor: Extractor) -> bool:
     key = f"{episode.id}/{extractor.name}"
     return sessions.store.catalog.row(_kind(agent), key) is not None
 
@@ -205,7 +204,7 @@ def _agent_episodes(state: SessionState, agent: str) -> list[Episode]:
 
 
 def _turns(
-    sessions: SessionManager, episode: Episode, aside: Sequence[SeqRange]
+    sessions: SessionServices, episode: Episode, aside: Sequence[SeqRange]
 ) -> tuple[list[SpokenTurn], list[Event]]:
     """Return the messages of an episode that are not superseded, if its session still exists."""
     said = (one for one in _events(sessions, episode) if one.kind == "message" and not one.erased)
@@ -214,7 +213,7 @@ def _turns(
     return [turn for event in events for turn in turns_of([message_of(event)])], events
 
 
-def _events(sessions: SessionManager, episode: Episode) -> Iterator[Event]:
+def _events(sessions: SessionServices, episode: Episode) -> Iterator[Event]:
     source = episode.source
     if source is None or not source.session or not episode.last:
         return
@@ -229,7 +228,7 @@ def _events(sessions: SessionManager, episode: Episode) -> Iterator[Event]:
 
 
 def _id(
-    sessions: SessionManager, extractor: Extractor, episode: Episode, extracted: Extracted
+    sessions: SessionServices, extractor: Extractor, episode: Episode, extracted: Extracted
 ) -> str:
     """Return a deterministic id: consolidating the same statement twice yields the same fact."""
     said = f"{extractor.name}\n{episode.id}\n{extracted.about}\n{extracted.text}"

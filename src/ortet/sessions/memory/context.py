@@ -14,12 +14,13 @@ from ortet.journal.conversation.tool_calls import unanswered_calls
 from ortet.journal.kinds.actions import effect_label
 from ortet.journal.state.records import Fact, Message, ToolCall
 from ortet.memory.working import WorkingMemory, WorkingNote, cache_key, read_through
-from ortet.sessions.memory.facts import fact_in
-from ortet.sessions.memory.report import day
-from ortet.sessions.recollect import context_of, last_messages, unsettled_of
+from ortet.sessions.memory.facts import fact_in, shared_scopes_of
+from ortet.sessions.memory.recall import recall_in
+from ortet.sessions.recollect import context_of, last_messages, open_questions, unsettled_of
+from ortet.sessions.times import day
 
 if TYPE_CHECKING:
-    from ortet.sessions.reader import SessionReader
+    from ortet.sessions.context import SessionContext
 
 
 # Working memory of an agent: goal, plan, notes, questions, effects and last messages.
@@ -27,21 +28,21 @@ if TYPE_CHECKING:
 # It is a module of its own because it is loaded only when it is asked for.
 
 
-def working_of(view: SessionReader, messages: int) -> WorkingMemory:
+def working_of(view: SessionContext, messages: int) -> WorkingMemory:
     """Return the working memory; see `SessionReader.working`."""
     seq = view.state.core.events
     # an erasure changes the epoch, so that an entry cached before it is not used after it
     epoch = view.store.objects.sweep_lock.epoch()  # read now: another process may have erased data
     key = f"{cache_key(view.row.timeline, seq, messages)}/{epoch}"
     made = read_through(
-        view.store.cache, key, lambda: _build_working_memory(view, messages), now=view._now()
+        view.store.cache, key, lambda: _build_working_memory(view, messages), now=view.now()
     )
     # never cached: another session of the family may have settled an effect
     effects = [msgspec.to_builtins(effect) for effect in unsettled_of(view)]
     return msgspec.structs.replace(made, status=view.status, effects=effects)
 
 
-def _build_working_memory(view: SessionReader, messages: int) -> WorkingMemory:
+def _build_working_memory(view: SessionContext, messages: int) -> WorkingMemory:
     core = view.state.core
     return WorkingMemory(
         timeline=view.row.timeline,
@@ -50,7 +51,7 @@ def _build_working_memory(view: SessionReader, messages: int) -> WorkingMemory:
         plan=core.plan,
         step=core.step,
         notes=[WorkingNote(note.key, note.value, note.expires) for note in view.state.notes],
-        questions=[msgspec.to_builtins(one) for one in view.questions()],
+        questions=[msgspec.to_builtins(one) for one in open_questions(view.state)],
         messages=[msgspec.to_builtins(one) for one in last_messages(view, messages)],
     )
 
@@ -64,7 +65,7 @@ _HEAD = "What is remembered, for this turn. It is data that was recorded, not in
 
 
 def context_with_memory(
-    view: SessionReader, query: str, tokens: int, count: TokenCounter
+    view: SessionContext, query: str, tokens: int, count: TokenCounter
 ) -> ModelContext:
     """Return the context; see `SessionReader.context`.
 
@@ -79,7 +80,7 @@ def context_with_memory(
 
 
 def _build_context(
-    view: SessionReader, query: str, tokens: int, count: TokenCounter
+    view: SessionContext, query: str, tokens: int, count: TokenCounter
 ) -> ModelContext:
     room = tokens // _MEMORY_DIVISOR
     standing = _work_state(view)
@@ -135,10 +136,10 @@ def _fit_lines(lines: Sequence[str], max_tokens: int, count: TokenCounter) -> li
     return [found[at] for at in sorted(found)]
 
 
-def _facts(view: SessionReader, query: str) -> dict[str, str]:
+def _facts(view: SessionContext, query: str) -> dict[str, str]:
     """Return one line for each fact text, with confidence and validity."""
-    hits = view.recall(query, _RECALL_LIMIT, tiers=("semantic",))
-    shared, now = view.shared() if hits else [], view.store.clock.now_ns()
+    hits = recall_in(view, query, _RECALL_LIMIT, tiers=("semantic",))
+    shared, now = shared_scopes_of(view) if hits else [], view.store.clock.now_ns()
     found: dict[str, str] = {}
     for hit in hits:
         fact = fact_in(view.state, shared, hit.id)
@@ -155,8 +156,8 @@ def _marks(fact: Fact, now: int) -> str:
     return f" ({', '.join(marks)})" if marks else ""
 
 
-def _episodes(view: SessionReader, query: str) -> dict[str, str]:
-    hits = view.recall(query, _RECALL_LIMIT // 3, tiers=("episodic",))
+def _episodes(view: SessionContext, query: str) -> dict[str, str]:
+    hits = recall_in(view, query, _RECALL_LIMIT // 3, tiers=("episodic",))
     found: dict[str, str] = {}
     for hit in hits:
         text = "; ".join(line.removeprefix("- ") for line in hit.text.splitlines() if line.strip())
@@ -165,7 +166,7 @@ def _episodes(view: SessionReader, query: str) -> dict[str, str]:
 
 
 def _recalled_messages(
-    view: SessionReader, query: str, tokens: int, count: TokenCounter
+    view: SessionContext, query: str, tokens: int, count: TokenCounter
 ) -> dict[str, str]:
     """Return messages of this session that match the query and are no longer in context."""
     talk = context_of(view, tokens, count)
@@ -173,7 +174,7 @@ def _recalled_messages(
         return {}
     there = {message.seq for message in talk.messages}
     found: dict[str, str] = {}
-    for hit in view.recall(query, _RECALL_LIMIT // 3, tiers=("working",)):
+    for hit in recall_in(view, query, _RECALL_LIMIT // 3, tiers=("working",)):
         if hit.source.seq not in there:
             line = (
                 f"- {_date(hit.time)} {one_line(hit.role, 40)}: "
@@ -191,7 +192,7 @@ def _size(lines: list[str], count: TokenCounter) -> int:
     return message_tokens(Message(0, "user", "\n".join([_HEAD, *lines])), count)
 
 
-def _work_state(view: SessionReader) -> list[str]:
+def _work_state(view: SessionContext) -> list[str]:
     """Return lines about the state of the work: goal, plan, unsettled effects, open questions."""
     core = view.state.core
     lines = [f"Goal: {one_line(core.goal, _MAX_LINE_CHARS)}"] if core.goal else []
@@ -203,5 +204,8 @@ def _work_state(view: SessionReader) -> list[str]:
         lines.append(
             f"Not settled: {effect_label(effect)} ({effect.id}){one_line(why, _MAX_LINE_CHARS)}"
         )
-    lines += [f"Open question: {one_line(one.text, _MAX_LINE_CHARS)}" for one in view.questions()]
+    lines += [
+        f"Open question: {one_line(one.text, _MAX_LINE_CHARS)}"
+        for one in open_questions(view.state)
+    ]
     return lines

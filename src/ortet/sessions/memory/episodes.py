@@ -17,19 +17,19 @@ from ortet.memory.extraction.summaries import SUMMARY_CHARS, SpokenTurn
 from ortet.sessions.memory.shared_scopes import AGENT, users_of
 
 if TYPE_CHECKING:
-    from ortet.sessions.reader import SessionReader
+    from ortet.sessions.context import SessionContext
 
 _MAX_SUMMARY_CHARS = 4000
 _SPEAKERS = ("user", "assistant")
 
 
-def last_episode_seq(view: SessionReader) -> int:
+def last_episode_seq(view: SessionContext) -> int:
     """Return the last event that an episode of this session covers."""
     return max((one.last for one in view.state.episodes if not one.source), default=0)
 
 
 def episode_data(
-    view: SessionReader,
+    view: SessionContext,
     id_: str,
     *,
     cause: str,
@@ -72,7 +72,7 @@ def _is_superseded_message(event: Event, aside: Sequence[SeqRange]) -> bool:
     return event.kind == "message" and is_superseded(aside, event.seq)
 
 
-def _episode_scope(view: SessionReader) -> str:
+def _episode_scope(view: SessionContext) -> str:
     """Return the scope that an episode is published to.
 
     This is the agent, or the only user of the session. An episode with several users is not
@@ -82,7 +82,7 @@ def _episode_scope(view: SessionReader) -> str:
     return AGENT if not users else users[0] if len(users) == 1 else ""
 
 
-def compaction_episode(view: SessionReader, id_: str, past: Compaction) -> dict[str, Any] | None:
+def compaction_episode(view: SessionContext, id_: str, past: Compaction) -> dict[str, Any] | None:
     """Return the episode of messages that a compaction left out, or None."""
     return episode_data(
         view,
@@ -94,7 +94,7 @@ def compaction_episode(view: SessionReader, id_: str, past: Compaction) -> dict[
 
 
 def _summary(
-    view: SessionReader, events: list[Event], messages: list[Message], summarise: Summarise | None
+    view: SessionContext, events: list[Event], messages: list[Message], summarise: Summarise | None
 ) -> str:
     """Return the goal, decisions, lessons and artifacts, then a summary of the conversation."""
     text = (
@@ -114,10 +114,10 @@ def _summary(
     return "\n".join([*lines, text]).strip() or f"{len(events)} events"
 
 
-def _summarise_messages(view: SessionReader, messages: list[Message]) -> str:
+def _summarise_messages(view: SessionContext, messages: list[Message]) -> str:
     """Return the summary of the hub's summariser, or the start of the first message."""
     turns = turns_of(messages)
-    return view.sessions.summariser(turns, SUMMARY_CHARS) or (
+    return view.services.summariser(turns, SUMMARY_CHARS) or (
         turns[0].text[:SUMMARY_CHARS] if turns else ""
     )
 
@@ -133,13 +133,13 @@ def turns_of(messages: Iterable[Message]) -> list[SpokenTurn]:
     return found
 
 
-def _outcome(view: SessionReader) -> str:
+def _outcome(view: SessionContext) -> str:
     """Return "done" if the plan is finished, otherwise ""."""
     core = view.state.core
     return "done" if core.plan and core.step >= len(core.plan) else ""
 
 
-def _participants(view: SessionReader, messages: Iterable[Message]) -> list[str]:
+def _participants(view: SessionContext, messages: Iterable[Message]) -> list[str]:
     found = {view.agent: None}
     for message in messages:
         name = message.extra.get("user") or message.extra.get("name") or message.role

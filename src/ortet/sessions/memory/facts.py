@@ -1,16 +1,15 @@
-"""The reading verbs of a session for facts, episodes and recall."""
+"""The facts that a session sees, its own and shared ones, and how it publishes facts."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ortet._util.codec import decode, encode
-from ortet._util.validation import CALLABLE, COUNT, FLAG, TEXT, optional, require
+from ortet._util.validation import FLAG, TEXT, optional, require
 from ortet.backends.base import Lease, RowChange
-from ortet.errors import NotFound
 from ortet.journal.event_log import EventLog
 from ortet.journal.events import Draft, Event
 from ortet.journal.kinds.registry import kind_of
@@ -25,19 +24,12 @@ from ortet.sessions.memory.shared_scopes import (
     is_family_root,
     name_of,
 )
-from ortet.sessions.results import RecallHit, fact_id
 from ortet.sessions.table import SessionRow, SessionTable
 from ortet.sessions.times import Moment, ns_of
 
 if TYPE_CHECKING:
-    from ortet.memory.working import WorkingMemory
-    from ortet.sessions.manager import SessionManager
-    from ortet.sessions.reader import SessionReader
-    from ortet.sessions.results import RecallResult
-    from ortet.store.context import StoreContext
+    from ortet.sessions.context import SessionContext, SessionServices
 
-
-# The facts that a session sees, its own and shared ones, and how it publishes facts.
 
 PUBLISH_PROGRESS = "told"
 """Row kind by session: the position up to which its events were searched for facts to publish."""
@@ -58,7 +50,7 @@ def scopes_of(row: SessionRow, state: SessionState) -> list[str]:
 
 
 def load_shared_scopes(
-    sessions: SessionManager, row: SessionRow, state: SessionState
+    sessions: SessionServices, row: SessionRow, state: SessionState
 ) -> list[SharedScope]:
     """Return the shared scopes that a session sees.
 
@@ -70,7 +62,7 @@ def load_shared_scopes(
     return [one for one in known if one is not None]
 
 
-def seal_shared_memory(sessions: SessionManager, row: SessionRow, state: SessionState) -> bytes:
+def seal_shared_memory(sessions: SessionServices, row: SessionRow, state: SessionState) -> bytes:
     """Return the Memory record id for a commit that is about to be made."""
     if row.beliefs is not None:
         return row.beliefs
@@ -107,6 +99,39 @@ def facts_of(
     return {**found, **{id_: one for id_, one in ended.items() if one.text}} if past else found
 
 
+def shared_scopes_of(context: SessionContext) -> list[SharedScope]:
+    """Return the shared scopes as far as an open or read session sees them."""
+    return load_shared_scopes(context.services, context.row, context.state)
+
+
+def believed_facts(
+    context: SessionContext,
+    *,
+    scope: str | None = None,
+    about: str | None = None,
+    at: Moment | None = None,
+    on: Moment | None = None,
+    past: bool = False,
+) -> list[Fact]:
+    """Return the believed facts, oldest first; see `SessionMemory.facts`."""
+    optional(TEXT, scope=scope, about=about)
+    require(FLAG, past=past)
+    believed, valid = ns_of("at", at), ns_of("on", on)
+    word = check_scope(scope) if scope is not None else None
+    found = facts_of(context.state, shared_scopes_of(context), past=past or bool(believed)).values()
+    return sorted(
+        (
+            fact
+            for fact in found
+            if (word is None or fact.scope == word)
+            and (about is None or fact.about == about)
+            and (not believed or _was_believed_at(fact, believed))
+            and (not valid or holds(fact.since, fact.until, valid))
+        ),
+        key=lambda fact: (fact.time, fact.id),
+    )
+
+
 def fact_in(state: SessionState, shared: Iterable[SharedScope], id_: str) -> Fact | None:
     """Return one believed fact by id, without loading all facts, or None."""
     if state.past.get(id_) is not None:
@@ -136,7 +161,7 @@ def _word(name: str) -> str:
 
 
 def publish(
-    sessions: SessionManager,
+    sessions: SessionServices,
     row: SessionRow,
     *,
     event_log: EventLog,
@@ -176,8 +201,29 @@ def publish(
     return now if found else row
 
 
+def publish_context(
+    context: SessionContext, event_log: EventLog, state: SessionState, *, upto: int, lease: Lease
+) -> None:
+    """Publish the facts of an open session up to event `upto`; see `publish`."""
+    context.set_row(
+        publish(
+            context.services, context.row, event_log=event_log, state=state, upto=upto, lease=lease
+        )
+    )
+
+
+def set_shared_memory(context: SessionContext, lease: Lease, memory: bytes | None) -> None:
+    """Use the shared facts of `memory`, or always the newest ones if it is None."""
+    if context.row.beliefs != memory:
+        row = msgspec.structs.replace(context.row, beliefs=memory)
+        context.store.catalog.move(
+            [], verb="refresh", lease=lease, rows=[SessionTable.update_change(row)]
+        )
+        context.set_row(row)
+
+
 def is_published(
-    sessions: SessionManager, row: SessionRow, event_log: EventLog, state: SessionState, upto: int
+    sessions: SessionServices, row: SessionRow, event_log: EventLog, state: SessionState, upto: int
 ) -> bool:
     """Return True if there is nothing to publish up to event `upto`."""
     if not is_family_root(row) or not state.core.shared:
@@ -185,7 +231,7 @@ def is_published(
     return _published_seq(sessions, row, event_log) >= min(upto, max(state.core.shared.values()))
 
 
-def _published_seq(sessions: SessionManager, row: SessionRow, event_log: EventLog) -> int:
+def _published_seq(sessions: SessionServices, row: SessionRow, event_log: EventLog) -> int:
     """Return the last event of this log that was searched for facts to publish."""
     found = sessions.store.catalog.row(PUBLISH_PROGRESS, row.id)
     if found is None:
@@ -206,13 +252,13 @@ def _draft(row: SessionRow, event: Event) -> Draft:
     return Draft(event.kind, data, event.actor)
 
 
-def _is_foreign(sessions: SessionManager, scope: SharedScope) -> bool:
+def _is_foreign(sessions: SessionServices, scope: SharedScope) -> bool:
     """Return True if the scope of a commit comes from another store, or continued in one."""
     spans = scope.spans(sessions)
     return any(sessions.store.catalog.timeline(span.timeline) is None for span in spans)
 
 
-def _foreign_drafts(sessions: SessionManager, scope: SharedScope) -> Iterator[Draft]:
+def _foreign_drafts(sessions: SessionServices, scope: SharedScope) -> Iterator[Draft]:
     """Iterate over the facts of a foreign scope, as drafts for the scope of this store."""
     for event in scope.events(sessions):
         if kind_of(event.kind).shareable and not event.erased:
@@ -229,7 +275,9 @@ _MAX_COMPARED = 500
 """Number of older facts on a subject that a new fact is compared with, newest first."""
 
 
-def contradictions(facts: Sequence[Fact], detector: Detector | None = None) -> list[Contradiction]:
+def find_contradictions(
+    facts: Sequence[Fact], detector: Detector | None = None
+) -> list[Contradiction]:
     """Compare each fact with earlier facts on the same subject."""
     detect = detector if detector is not None else RuleDetector()
     known = {fact.id: fact for fact in facts if not fact.lesson}
@@ -268,184 +316,6 @@ def _claim(fact: Fact) -> Claim:
     return Claim(fact.id, fact.text, fact.about, fact.since, fact.until)
 
 
-class MemoryReaderMixin:
-    """The part of SessionReader that reads facts and episodes."""
-
-    _sessions: SessionManager
-    _store: StoreContext
-    _row: SessionRow
-    _event_log: EventLog
-    _state: SessionState
-
-    def shared(self) -> list[SharedScope]:
-        """Return the shared scopes as far as this session sees them."""
-        return load_shared_scopes(self._sessions, self._row, self._state)
-
-    def recall(
-        self,
-        query: str,
-        k: int = 10,
-        *,
-        tiers: Collection[str] | str | None = None,
-        at: Moment | None = None,
-        on: Moment | None = None,
-        since: Moment | None = None,
-        scope: str | None = None,
-        explain: bool = False,
-    ) -> RecallResult:
-        """Return the k memories nearest to a query, best first.
-
-        It searches messages ("working"), episodes ("episodic") and facts ("semantic") of this
-        session and its shared scopes. `h.text` is the exact content and `h.source` its event.
-        Recall changes nothing.
-
-        Args:
-            query: the text to search for.
-            k: the number of hits.
-            tiers: restrict the search to these tiers.
-            at: only what was known at this time.
-            on: only facts that are valid at this time.
-            since: only what happened from this time on.
-            scope: search only this scope.
-            explain: set `h.scores`.
-        """
-        from ortet.sessions.memory import recall as remembering
-
-        asked = remembering.parse_query(
-            query, k, tiers=tiers, at=at, on=on, since=since, scope=scope
-        )
-        self._flush_writes()
-        minds = self._sessions
-        reach = remembering.searchable_logs(minds, cast("SessionReader", self), asked.scope)
-        return remembering.recall_visible(
-            minds, reach, asked, aside=self._state.core.aside, explain=explain
-        )
-
-    def _flush_writes(self) -> None:
-        """Hook: make buffered events visible to readers."""
-
-    def working(self, messages: int = 20) -> WorkingMemory:
-        """Return goal, plan, notes, open questions, effects and the last messages.
-
-        The result is cached and never stale.
-
-        Args:
-            messages: the number of messages.
-        """
-        from ortet.sessions.memory.context import working_of
-
-        require(COUNT, messages=messages)
-        self._flush_writes()
-        return working_of(cast("SessionReader", self), messages)
-
-    def facts(
-        self,
-        *,
-        scope: str | None = None,
-        about: str | None = None,
-        at: Moment | None = None,
-        on: Moment | None = None,
-        past: bool = False,
-    ) -> list[Fact]:
-        """Return the believed facts, oldest first.
-
-        Args:
-            scope: only facts of this scope; by default all that the session sees.
-            about: only facts with this subject.
-            at: facts believed at this time, retracted since or not.
-            on: facts valid at this time, by their `since` and `until`.
-            past: include retracted facts.
-        """
-        optional(TEXT, scope=scope, about=about)
-        require(FLAG, past=past)
-        believed, valid = ns_of("at", at), ns_of("on", on)
-        word = check_scope(scope) if scope is not None else None
-        found = facts_of(self._state, self.shared(), past=past or bool(believed)).values()
-        return sorted(
-            (
-                fact
-                for fact in found
-                if (word is None or fact.scope == word)
-                and (about is None or fact.about == about)
-                and (not believed or _was_believed_at(fact, believed))
-                and (not valid or holds(fact.since, fact.until, valid))
-            ),
-            key=lambda fact: (fact.time, fact.id),
-        )
-
-    def fact(self, id_: str | Fact | RecallHit) -> Fact:
-        """Return one fact, believed or retracted, by its id or from a hit.
-
-        Raises:
-            NotFound: "no_fact" if it never existed.
-        """
-        id_ = fact_id(id_)
-        shared = self.shared()
-        found = fact_in(self._state, shared, id_)
-        if found is None:
-            found = facts_of(self._state, shared, past=True).get(id_)
-        if found is None:
-            raise NotFound("no_fact", f"{id_!r} is no fact that is known: s.facts() lists them")
-        return found
-
-    def fact_history(self, id_: str | Fact | RecallHit) -> list[Fact]:
-        """Return a fact with all facts that it superseded or that superseded it, oldest first."""
-        known = facts_of(self._state, self.shared(), past=True)
-        first = self.fact(id_)
-        chain = [*_superseded_chain(known, first), first]
-        after = first
-        seen = {fact.id for fact in chain}
-        while after.ended_by and after.ended_by in known and after.ended_by not in seen:
-            after = known[after.ended_by]
-            seen.add(after.id)
-            chain.append(after)
-        return chain
-
-    def contradictions(self, detector: Detector | None = None) -> list[Contradiction]:
-        """Return pairs of believed facts that cannot both be true. `ours` is the older one.
-
-        Nothing is retracted automatically. Settle a contradiction with `s.learn(…, supersedes=…)`
-        or `s.forget(…)`.
-
-        Args:
-            detector: finds contradictions; by default a rule-based one.
-        """
-
-        optional(CALLABLE, detector=detector)
-        return contradictions(self.facts(), detector)
-
-    def episodes(
-        self,
-        *,
-        since: Moment | None = None,
-        until: Moment | None = None,
-        outcome: str | None = None,
-        session: str | None = None,
-    ) -> list[Episode]:
-        """Return the episodes of this session and published ones of others, oldest first.
-
-        Args:
-            since: only episodes that end at this time or later.
-            until: only episodes that begin before this time.
-            outcome: only episodes with this outcome.
-            session: only episodes of the session with this name.
-        """
-        optional(TEXT, outcome=outcome, session=session)
-        after, before = ns_of("since", since), ns_of("until", until)
-        found = episodes_of(self._state, self.shared()).values()
-        return sorted(
-            (
-                one
-                for one in found
-                if one.time >= after
-                and (not before or (one.began or one.time) < before)
-                and (outcome is None or one.outcome == outcome)
-                and (session is None or one.session == session)
-            ),
-            key=lambda one: (one.time, one.id),
-        )
-
-
 def holds(since: int, until: int, moment: int) -> bool:
     """Return True if something is valid at a moment. 0 means no limit."""
     return (not since or since <= moment) and (not until or moment < until)
@@ -455,7 +325,7 @@ def _was_believed_at(fact: Fact, at: int) -> bool:
     return fact.time <= at and (not fact.ended or fact.ended > at)
 
 
-def _superseded_chain(known: dict[str, Fact], fact: Fact) -> list[Fact]:
+def superseded_chain(known: dict[str, Fact], fact: Fact) -> list[Fact]:
     found: list[Fact] = []
     seen = {fact.id}
     while fact.supersedes in known and fact.supersedes not in seen:

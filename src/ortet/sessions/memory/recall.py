@@ -33,6 +33,7 @@ from ortet.memory.records import (
     TimelinePath,
 )
 from ortet.sessions.history.load import sealed_journal
+from ortet.sessions.memory.facts import shared_scopes_of
 from ortet.sessions.memory.shared_scopes import (
     AGENT,
     SharedScope,
@@ -45,8 +46,7 @@ from ortet.sessions.table import ARCHIVED, SessionRow
 from ortet.sessions.times import Moment, ns_of
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import SessionManager
-    from ortet.sessions.reader import SessionReader
+    from ortet.sessions.context import SessionContext, SessionServices
 
 
 # Events as documents of the memory index, and the ends of facts.
@@ -166,6 +166,25 @@ def parse_query(
     )
 
 
+def recall_in(
+    view: SessionContext,
+    query: str,
+    k: int,
+    *,
+    tiers: Collection[str] | str | None = None,
+    at: Moment | None = None,
+    on: Moment | None = None,
+    since: Moment | None = None,
+    scope: str | None = None,
+    explain: bool = False,
+) -> RecallResult:
+    """Search the memory of one session; see `SessionMemory.recall`."""
+    asked = parse_query(query, k, tiers=tiers, at=at, on=on, since=since, scope=scope)
+    view.flush()
+    reach = searchable_logs(view.services, view, asked.scope)
+    return recall_visible(view.services, reach, asked, aside=view.state.core.aside, explain=explain)
+
+
 class SearchableLog:
     """One event log that can be searched: that of a session or of a shared scope.
 
@@ -184,7 +203,7 @@ class SearchableLog:
         self._loaded: EventLog | SharedScope | None = None
         self._event_cache: dict[tuple[str, int], Event] = {}
 
-    def events(self, sessions: SessionManager, after: int, upto: int) -> Iterator[Event]:
+    def events(self, sessions: SessionServices, after: int, upto: int) -> Iterator[Event]:
         line = self._loaded = self._loaded or self._load()
         if isinstance(line, SharedScope):
             return line.events(sessions, after, upto)
@@ -198,7 +217,7 @@ class SearchableLog:
             for event in near.pick_events(timeline, sorted(seqs)):
                 self._event_cache[timeline, event.seq] = event
 
-    def event(self, sessions: SessionManager, timeline: str, seq: int) -> Event | None:
+    def event(self, sessions: SessionServices, timeline: str, seq: int) -> Event | None:
         """Return an event on the path, or None if another event has its place."""
         if (timeline, seq) in self._event_cache:
             return self._event_cache[timeline, seq]
@@ -210,7 +229,7 @@ class SearchableLog:
 
 
 def searchable_logs(
-    sessions: SessionManager, view: SessionReader, word: str | None
+    sessions: SessionServices, view: SessionContext, word: str | None
 ) -> list[SearchableLog]:
     """Return the logs that a session can search: all, or those of one scope.
 
@@ -218,7 +237,7 @@ def searchable_logs(
     yet.
     """
     name = name_of(view.row.agent, word) if word else ""
-    line, shared = view.event_log, view.shared()
+    line, shared = view.event_log, shared_scopes_of(view)
     if name and view.row.beliefs is None and all(known.name != name for known in shared):
         named = sessions.scopes.current(name)  # only for this search
         shared += [named] if named is not None else []
@@ -231,7 +250,7 @@ def searchable_logs(
 
 
 def all_searchable_logs(
-    sessions: SessionManager,
+    sessions: SessionServices,
     *,
     agent: Collection[str] | str | None,
     session: str | None,
@@ -277,7 +296,7 @@ def all_searchable_logs(
     return found
 
 
-def session_event_log(sessions: SessionManager, row: SessionRow) -> EventLog:
+def session_event_log(sessions: SessionServices, row: SessionRow) -> EventLog:
     """Return the event log of a session without loading its state."""
     store = sessions.store
     head = store.catalog.head(f"branch:{row.branch}")
@@ -287,13 +306,13 @@ def session_event_log(sessions: SessionManager, row: SessionRow) -> EventLog:
     )
 
 
-def _is_archived_away(sessions: SessionManager, row: SessionRow) -> bool:
+def _is_archived_away(sessions: SessionServices, row: SessionRow) -> bool:
     """Return True if the events of an archived session are only in its bundle."""
     return row.status == ARCHIVED and not sessions.store.catalog.head(f"branch:{row.branch}")
 
 
 def _session_spans(
-    sessions: SessionManager, rows: Sequence[SessionRow]
+    sessions: SessionServices, rows: Sequence[SessionRow]
 ) -> Iterator[tuple[SessionRow, list[EventSpan]]]:
     """Iterate over sessions with their spans.
 
@@ -307,14 +326,14 @@ def _session_spans(
 
 
 def _searchable_scope(
-    sessions: SessionManager, known: SharedScope, tiers: tuple[Tier, ...] = TIERS
+    sessions: SessionServices, known: SharedScope, tiers: tuple[Tier, ...] = TIERS
 ) -> SearchableLog:
     word = AGENT if known.name.startswith(f"{AGENT}:") else known.name
     spans = [EventSpan(span.timeline, span.after, span.upto) for span in known.spans(sessions)]
     return SearchableLog(TimelinePath(word, spans, tiers), lambda: known)
 
 
-def spans_of(sessions: SessionManager, event_log: EventLog) -> list[EventSpan]:
+def spans_of(sessions: SessionServices, event_log: EventLog) -> list[EventSpan]:
     """Return the spans of a log. Those of other hosts, which are in segments, come first."""
     path = event_log.timeline_spans()
     first = path[0].after if path else event_log.base.seq
@@ -323,7 +342,7 @@ def spans_of(sessions: SessionManager, event_log: EventLog) -> list[EventSpan]:
 
 
 def recall(
-    sessions: SessionManager, logs: Sequence[SearchableLog], query: Query, *, explain: bool
+    sessions: SessionServices, logs: Sequence[SearchableLog], query: Query, *, explain: bool
 ) -> RecallResult:
     """Return the best hits of all these logs."""
     require(FLAG, explain=explain)
@@ -354,7 +373,7 @@ def recall(
 
 
 def recall_visible(
-    sessions: SessionManager,
+    sessions: SessionServices,
     logs: Sequence[SearchableLog],
     query: Query,
     *,
@@ -383,7 +402,7 @@ def _is_aside(hit: RecallHit, aside: Sequence[AsideSpan]) -> bool:
 
 
 def _unindexed_pages(
-    sessions: SessionManager, holder: SearchableLog, span: EventSpan, after: int
+    sessions: SessionServices, holder: SearchableLog, span: EventSpan, after: int
 ) -> Iterator[tuple[int, list[MemoryDocument], list[FactEnd]]]:
     """Iterate over pages of a span that are not indexed yet: last event, documents, ended facts."""
     while after < span.upto:
@@ -409,7 +428,7 @@ def _holder(logs: Sequence[SearchableLog], match: MemoryMatch) -> SearchableLog 
 
 
 def _hit(
-    sessions: SessionManager, holder: SearchableLog | None, match: MemoryMatch, *, explain: bool
+    sessions: SessionServices, holder: SearchableLog | None, match: MemoryMatch, *, explain: bool
 ) -> RecallHit | None:
     """Return the hit with its exact text, or None if the event was erased concurrently."""
     event = None if holder is None else holder.event(sessions, match.timeline, match.seq)

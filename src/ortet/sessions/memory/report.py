@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,11 +14,12 @@ from ortet.journal.conversation.text import one_line
 from ortet.journal.events import Event
 from ortet.journal.state.records import Decision, Episode, Fact, SourceEventRef
 from ortet.journal.state.state import SessionState
-from ortet.sessions.history.merge import journal_of
+from ortet.sessions.history.load import journal_of
 from ortet.sessions.memory.facts import episodes_of, facts_of
+from ortet.sessions.times import day
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import SessionManager
+    from ortet.sessions.context import SessionServices
     from ortet.sessions.memory.shared_scopes import SharedScope
     from ortet.sessions.reader import SessionReader
 
@@ -48,7 +48,7 @@ class MemorySnapshot(msgspec.Struct, frozen=True):
     decisions: dict[str, Decision] = {}
 
 
-def memory_diff(sessions: SessionManager, old: Oid, new: Oid) -> MemoryDiff:
+def memory_diff(sessions: SessionServices, old: Oid, new: Oid) -> MemoryDiff:
     """Return the memory differences of two commits; see `Hub.memory_diff`."""
     return memory_between(memory_at_commit(sessions, old), memory_at_commit(sessions, new))
 
@@ -73,7 +73,7 @@ def memory_between(before: MemorySnapshot, after: MemorySnapshot) -> MemoryDiff:
     )
 
 
-def memory_at_commit(sessions: SessionManager, commit: Oid) -> MemorySnapshot:
+def memory_at_commit(sessions: SessionServices, commit: Oid) -> MemorySnapshot:
     store = sessions.store
     state = store.history.state(commit)
     mind = SessionState.load(sessions.maps, store.objects, journal_of(sessions, state).fold)
@@ -114,11 +114,11 @@ def event_at(view: SessionReader, origin: SourceEventRef) -> Event | None:
     store = view.store
     for row in store.catalog.events(origin.timeline, origin.seq - 1, 1):
         if row.seq == origin.seq:  # also if its session was restored to an earlier commit
-            return view.sessions.chain.read(row, origin.timeline)
-    readers = [view]
+            return view.internals.services.chain.read(row, origin.timeline)
+    readers = [view.internals]
     if origin.session not in ("", view.id):
         with suppress(NotFound):
-            readers.append(view.sessions.get(origin.session))
+            readers.append(view.internals.services.read(origin.session))
     for reader in readers:  # rows that were trimmed from the catalog are in commits
         for event in reader.events(origin.seq - 1, origin.seq):
             if event.timeline == origin.timeline:
@@ -180,11 +180,3 @@ def _fact(fact: Fact) -> str:
         marks.append("corrected")
     said = f" ({', '.join(marks)})" if marks else ""
     return f"- {one_line(fact.text, _MAX_LINE_CHARS)}{said} `{fact.id[-8:]}`"
-
-
-def day(ns: int) -> str:
-    """Return a time in UTC, to the minute."""
-    try:
-        return datetime.fromtimestamp(ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M")
-    except (OverflowError, ValueError, OSError):
-        return f"{ns} ns"

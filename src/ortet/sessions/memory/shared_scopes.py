@@ -28,7 +28,7 @@ from ortet.objects.base import Kind, ObjectRef
 from ortet.sessions.table import SessionRow
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import SessionManager
+    from ortet.sessions.services import JournalServices
 
 SCOPE = "scope"
 """Row kind of shared scopes, by name."""
@@ -58,7 +58,7 @@ class SharedScope(msgspec.Struct):
     journal: bytes = b""  # Oid of the stored Journal that ends at `tip`, or b""
     line: EventLog | None = None  # None: as of a commit
 
-    def spans(self, sessions: SessionManager) -> list[TimelineSpan]:
+    def spans(self, sessions: JournalServices) -> list[TimelineSpan]:
         """Return the timeline spans of the scope, oldest first."""
         if self.line is not None:
             path, base = self.line.timeline_spans(), self.line.base
@@ -66,7 +66,7 @@ class SharedScope(msgspec.Struct):
         return sealed_spans(sessions, self._read(sessions), self.tip.seq)
 
     def events(
-        self, sessions: SessionManager, after: int = 0, upto: int | None = None
+        self, sessions: JournalServices, after: int = 0, upto: int | None = None
     ) -> Iterator[Event]:
         if self.line is not None:
             yield from self.line.events(after, upto)
@@ -82,15 +82,15 @@ class SharedScope(msgspec.Struct):
                 if after < row.seq <= last:
                     yield sessions.chain.read(row, segment.timeline.hex())
 
-    def _read(self, sessions: SessionManager) -> JournalHead:
+    def _read(self, sessions: JournalServices) -> JournalHead:
         return decode(JournalHead, sessions.store.objects.get(Oid(self.journal)))
 
 
-def sealed_spans(sessions: SessionManager, journal: JournalHead, upto: int) -> list[TimelineSpan]:
+def sealed_spans(sessions: JournalServices, journal: JournalHead, upto: int) -> list[TimelineSpan]:
     """Return the spans of events up to `upto` that are in segments and come from other hosts."""
     if upto <= 0 or not journal.segment:
         return []
-    known = sessions.scopes.foreign_spans.get((journal.segment, upto))
+    known = sessions.foreign_spans.get((journal.segment, upto))
     if known is not None:
         return known
     found: list[TimelineSpan] = []
@@ -104,9 +104,9 @@ def sealed_spans(sessions: SessionManager, journal: JournalHead, upto: int) -> l
             else:
                 found.insert(0, TimelineSpan(timeline, first - 1, last))
         end = first - 1
-    if len(sessions.scopes.foreign_spans) >= _SPAN_CACHE_SIZE:
-        sessions.scopes.foreign_spans.clear()
-    sessions.scopes.foreign_spans[journal.segment, upto] = found
+    if len(sessions.foreign_spans) >= _SPAN_CACHE_SIZE:
+        sessions.foreign_spans.clear()
+    sessions.foreign_spans[journal.segment, upto] = found
     return found
 
 
@@ -171,13 +171,10 @@ def is_family_root(row: SessionRow) -> bool:
 class SharedScopes:
     """The shared scopes of one store, as loaded by this process."""
 
-    def __init__(self, sessions: SessionManager) -> None:
+    def __init__(self, sessions: JournalServices) -> None:
         self._sessions = sessions
         self._current: dict[str, SharedScope] = {}
         self._at_commit: dict[bytes, list[SharedScope]] = {}
-        self.foreign_spans: dict[
-            tuple[bytes, int], list[TimelineSpan]
-        ] = {}  # spans of other hosts, by segment and end
         self._pending_seals: dict[
             str, bytes
         ] = {}  # by name: journals stored for a commit that is not made yet

@@ -1,33 +1,32 @@
-"""Sessions without a process: single turns, and signed text that a client keeps."""
+"""Carry tokens: the state of a session as signed text that a client keeps."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ortet._util.codec import Compressor, decode, decompress, encode
 from ortet._util.validation import check_text
-from ortet.errors import Conflict, Corrupt, Invalid, NotFound, Refused, Unsupported
-from ortet.journal.events import check_plain
+from ortet.errors import Conflict, Corrupt, Invalid, Refused, Unsupported
 from ortet.journal.kinds.registry import kind_of
 from ortet.journal.state.records import Message
+from ortet.sessions.context import SessionContext
+from ortet.sessions.conversation import Conversation
 from ortet.sessions.history.load import is_bookkeeping_event
+from ortet.sessions.memory.facts import believed_facts
+from ortet.sessions.recollect import live_notes
 from ortet.store.signing import store_signer
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import SessionManager
-    from ortet.sessions.reader import SessionReader
-    from ortet.sessions.session import Session
+    from ortet.store.context import StoreContext
 
 VERSION = 1
 _MARK_BYTES = 32
 _SIZE_BYTES = 4
 _MAX_RECORD_BYTES = 64 << 20
-"""Kinds of events that do not make a carry token stale: they do not change what it holds."""
 
 
 class CarryRecord(msgspec.Struct, frozen=True):
@@ -54,32 +53,9 @@ class _CarryVersion(msgspec.Struct, frozen=True):
     version: int
 
 
-def turn(
-    sessions: SessionManager,
-    name: str,
-    message: Any,
-    *,
-    role: str,
-    agent: str,
-    reply: Callable[[Session], Any] | None,
-) -> list[Message]:
-    """Run one turn; see `Hub.turn`."""
-    check_text(role=role)
-    check_plain(message)
-    with sessions.open(name, agent=agent) as session:
-        said = [session.say(role, message)]
-        if reply is not None:
-            answer = reply(session)
-            if answer is None:
-                raise Invalid("no_reply", "reply gave None: return what the assistant says")
-            said.append(session.say("assistant", answer))
-        session.commit("turn")
-        return [Message(e.seq, e.data["role"], e.data["content"], e.time) for e in said]
-
-
-def carry(view: SessionReader, sessions: SessionManager) -> str:
-    """Return the carry token; see `SessionReader.carry`."""
-    messages = view.messages()  # flushes buffered events
+def carry(view: SessionContext) -> str:
+    """Return the carry token; see `Session.carry`."""
+    messages = Conversation(view).messages()  # flushes buffered events
     tip = view.event_log.tip()
     record = CarryRecord(
         version=VERSION,
@@ -89,11 +65,11 @@ def carry(view: SessionReader, sessions: SessionManager) -> str:
         seq=tip.seq,
         hash=tip.hash,
         goal=view.goal,
-        plan=view.steps,
-        step=view.step,
+        plan=list(view.state.core.plan),
+        step=view.state.core.step,
         messages=messages,
-        facts=[fact.text for fact in view.facts()],
-        notes=view.notes(),
+        facts=[fact.text for fact in believed_facts(view)],
+        notes=live_notes(view.state, view.now()),
     )
     plain = encode(record)
     if len(plain) > _MAX_RECORD_BYTES:
@@ -103,11 +79,11 @@ def carry(view: SessionReader, sessions: SessionManager) -> str:
             "hub.turn",
         )
     packed = len(plain).to_bytes(_SIZE_BYTES, "big") + Compressor().compress(plain)
-    mark = store_signer(sessions.store).sign(b"carry" + packed)
+    mark = store_signer(view.store).sign(b"carry" + packed)
     return base64.urlsafe_b64encode(mark + packed).rstrip(b"=").decode()
 
 
-def read_carry(sessions: SessionManager, text: str) -> CarryRecord:
+def read_carry(store: StoreContext, text: str) -> CarryRecord:
     """Return the record in a carry token.
 
     Raises:
@@ -122,7 +98,7 @@ def read_carry(sessions: SessionManager, text: str) -> CarryRecord:
     except (UnicodeEncodeError, binascii.Error, ValueError) as error:
         raise _bad() from error
     mark, packed = raw[:_MARK_BYTES], raw[_MARK_BYTES:]
-    if mark != store_signer(sessions.store).sign(b"carry" + packed):
+    if mark != store_signer(store).sign(b"carry" + packed):
         raise _bad()
     size = int.from_bytes(packed[:_SIZE_BYTES], "big")
     try:
@@ -137,27 +113,7 @@ def read_carry(sessions: SessionManager, text: str) -> CarryRecord:
         raise _bad() from error
 
 
-def from_carry(sessions: SessionManager, text: str) -> Session:
-    """Open the session of a carry token; see `Hub.from_carry`."""
-    record = read_carry(sessions, text)
-    try:
-        sessions.table.get(record.session)
-    except NotFound as error:
-        raise NotFound(
-            "no_session",
-            f"session {record.name!r} is no more in this store: begin another",
-        ) from error
-    check_fresh(sessions.get(record.session), record)
-    session = sessions.open(record.name, agent=record.agent)
-    try:
-        check_fresh(session, record)
-    except BaseException:
-        session.pause()
-        raise
-    return session
-
-
-def check_fresh(session: SessionReader, record: CarryRecord) -> None:
+def check_fresh(session: SessionContext, record: CarryRecord) -> None:
     """Raise Conflict("stale_carry") if events since then make the record stale."""
     at = next(iter(session.events(record.seq - 1, record.seq)), None)
     news = (event for event in session.events(record.seq) if not is_bookkeeping_event(event))

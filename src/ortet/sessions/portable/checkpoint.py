@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -24,22 +24,34 @@ from ortet.journal.state.external_state import external_state_events
 from ortet.journal.state.merge import fact_data as told_of
 from ortet.journal.state.records import Artifact, Effect
 from ortet.objects.base import Kind
-from ortet.sessions.actions.approvals import pending_approval_row
+from ortet.sessions.actions.accounting import Accounting
+from ortet.sessions.actions.approvals import approvals_of, pending_approval_row
 from ortet.sessions.actions.effects import EffectRow, carried_effect_rows, effect_rows
-from ortet.sessions.recollect import last_compaction, system_messages, unsettled_of
+from ortet.sessions.context import SessionContext, SessionServices
+from ortet.sessions.conversation import Conversation
+from ortet.sessions.environment.external_state import collaborations_of, windows_of
+from ortet.sessions.memory.facts import believed_facts
+from ortet.sessions.recollect import (
+    last_compaction,
+    live_notes,
+    open_questions,
+    system_messages,
+    unsettled_of,
+)
 from ortet.sessions.starting import InitialContent
 from ortet.sessions.table import SessionRow, check_agent, check_session
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import SessionManager
-    from ortet.sessions.reader import SessionReader
-    from ortet.sessions.session import Session
+    from collections.abc import Callable
+
+S = TypeVar("S")
 
 
-def checkpoint_of(view: SessionReader) -> AgentCheckpoint:
+def checkpoint_of(view: SessionContext) -> AgentCheckpoint:
     """Return the checkpoint of a session; see `SessionReader.checkpoint`."""
     mind, core, past = view.state, view.state.core, last_compaction(view)
-    head, kept = view.head, view.notes()
+    accounting = Accounting(view)
+    head, kept = view.head, live_notes(mind, view.now())
     deeds = effect_rows(view.store.catalog, view.row.family)
     return AgentCheckpoint(
         session_id=view.id,
@@ -50,7 +62,7 @@ def checkpoint_of(view: SessionReader) -> AgentCheckpoint:
         context=kept,
         messages=[
             CheckpointMessage(message.role, message.content, message.time, message.extra)
-            for message in [*system_messages(view), *view.messages()]
+            for message in [*system_messages(view), *Conversation(view).messages()]
         ],
         artifacts=sorted(mind.artifacts, key=lambda artifact: artifact.seq),
         resume_point=ResumePoint(
@@ -64,24 +76,26 @@ def checkpoint_of(view: SessionReader) -> AgentCheckpoint:
                 if _is_done_once(deed, view)
             ],
         ),
-        facts=view.facts(),
+        facts=believed_facts(view),
         decisions=sorted(mind.decisions, key=lambda decision: decision.seq),
-        budget=CheckpointBudget(view.limits() or core.limits, core.soft, view.spent()),
-        questions=sorted(view.questions(), key=lambda question: question.seq),
+        budget=CheckpointBudget(accounting.limits() or core.limits, core.soft, accounting.spent()),
+        questions=sorted(open_questions(mind), key=lambda question: question.seq),
         summary=past.summary if past else "",
         name=view.name,
         agent=view.agent,
-        collaborations=view.collaborations(),
-        windows=[window for window in view.windows() if not window.full],
-        tokens=view.tokens(),
+        collaborations=collaborations_of(view),
+        windows=[window for window in windows_of(view) if not window.full],
+        tokens=list(mind.tokens),
         expires={
             note.key: note.expires for note in mind.notes if note.expires and note.key in kept
         },
-        approvals=[a for a in view.approvals() if a.state == "asked"],
+        approvals=[
+            a for a in approvals_of(view.store.catalog, view.id, mind) if a.state == "asked"
+        ],
     )
 
 
-def _is_done_once(effect_row: EffectRow, view: SessionReader) -> bool:
+def _is_done_once(effect_row: EffectRow, view: SessionContext) -> bool:
     """Return True if the session must not perform this effect again."""
     effect = effect_row.effect
     mine = effect.scope != "timeline" or effect_row.session == view.id
@@ -89,8 +103,12 @@ def _is_done_once(effect_row: EffectRow, view: SessionReader) -> bool:
 
 
 def from_checkpoint(
-    sessions: SessionManager, checkpoint: AgentCheckpoint | str | bytes, name: str, agent: str
-) -> Session:
+    sessions: SessionServices,
+    create: Callable[..., S],
+    checkpoint: AgentCheckpoint | str | bytes,
+    name: str,
+    agent: str,
+) -> S:
     """Create a session from a checkpoint, in one transaction; see `Hub.from_checkpoint`."""
     if isinstance(checkpoint, str | bytes):
         checkpoint = AgentCheckpoint.from_json(checkpoint)
@@ -113,7 +131,7 @@ def from_checkpoint(
             spent={} if known else record.budget.spent,
         )
         try:
-            return sessions.create(
+            return create(
                 name,
                 agent,
                 goal=record.goal,
@@ -131,7 +149,7 @@ def from_checkpoint(
             raise
 
 
-def _find_session(sessions: SessionManager, id_: str) -> SessionRow | None:
+def _find_session(sessions: SessionServices, id_: str) -> SessionRow | None:
     """Return the session of a checkpoint if this store has it.
 
     Effects then belong to its family.
@@ -189,7 +207,7 @@ def _event_data(record: AgentCheckpoint, in_family: bool) -> list[tuple[str, dic
     return found
 
 
-def _artifact(sessions: SessionManager, artifact: Artifact) -> Draft:
+def _artifact(sessions: SessionServices, artifact: Artifact) -> Draft:
     """Return the draft of an artifact, with its content if this store has it."""
     data: dict[str, Any] = msgspec.to_builtins(artifact)
     objects = sessions.store.objects

@@ -6,52 +6,29 @@ All events of one call and the rows that belong to them are written in one trans
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ortet._util.codec import decode, encode
 from ortet.backends.base import RowChange
 from ortet.ids import Oid
-from ortet.journal.conversation.text import clip, text_of
 from ortet.journal.events import Draft, Event, check_custom_kind, check_plain
 from ortet.journal.state.records import Effect
 from ortet.sessions.actions import artifacts
 from ortet.sessions.actions.actions import digest
-from ortet.sessions.actions.artifacts import StoredContent, load
 from ortet.sessions.actions.effects import EffectRow, command_of
-from ortet.sessions.history.forking import fork_at
+from ortet.sessions.history.fork_session import fork_at
 from ortet.sessions.history.rewind import commit_at
+from ortet.sessions.writing.large_events import EventInput, drafts_of, is_large
 from ortet.store.sweep_retry import retry_on_sweep, run_with_sweep_retry
 
 if TYPE_CHECKING:
     from ortet.sessions.session import Session
-    from ortet.store.context import StoreContext
 
 
 # Appending events of several kinds in one write, for programs that translate foreign records.
-#
-# Data that is too large for an event is stored as an object, and the event refers to it.
-
-_SPILL_BYTES = 1 << 19
-"""Bytes of event data above which it is stored apart. The limit of an event is twice as high."""
-
-_SHOWN_CHARS = 4000
-"""Characters of a large message that stay in the journal, for reading and search."""
-
-_PAIRING = ("tool_calls", "tool_call_id", "name")
-"""Fields of a large message that stay in its event, because they pair calls with results."""
-
 _COMMIT_AFTER_EVENTS = 500
-
-_STORED_KEY = "stored"
-
-
-class EventInput(NamedTuple):
-    """An event to append: a "message", a "fact", or a kind that a program defines."""
-
-    kind: str
-    data: dict[str, Any]
 
 
 def append_events(
@@ -65,15 +42,15 @@ def append_events(
         check_plain(data)
         if "." in kind:
             check_custom_kind(kind)
-    session._begin_change()
+    session.pipeline.begin_change()
     store = session.store
     if not any(is_large(one.data) for one in several):
         drafts = [Draft(kind, data, store.author) for kind, data in several]
-        events = session._writer.add(*drafts, rows=rows, durable=True)
+        events = session.pipeline.writer.add(*drafts, rows=rows, durable=True)
     else:
         events = run_with_sweep_retry(store, lambda: _add_large(session, several, rows))
     if several:
-        session._auto_commit_if_due(*several[-1])
+        session.pipeline.auto_commit_if_due(*several[-1])
     return events
 
 
@@ -82,60 +59,12 @@ def _add_large(
 ) -> list[Event]:
     store = session.store
     with store.writing():  # a sweep must not delete the object before the event exists
-        return session._writer.add(*drafts_of(store, several), rows=rows, durable=True)
-
-
-def is_large(data: Any) -> bool:
-    """Return True if data is stored apart from its event."""
-    return len(encode(data)) > _SPILL_BYTES
-
-
-def drafts_of(store: StoreContext, several: Sequence[EventInput]) -> list[Draft]:
-    """Return drafts of the events and store large data. Must be called inside `store.writing()`."""
-    drafts = [_draft(store, one) for one in several]
-    store.objects.flush()
-    return drafts
-
-
-def full_data(store: StoreContext, event: Event) -> dict[str, Any]:
-    """Return the data of an event as it was appended, including large data."""
-    at = event.data.get("extra", {}) if event.kind == "message" else event.data
-    return stored_data(store, at) or event.data
-
-
-def stored_data(store: StoreContext, data: Any) -> dict[str, Any] | None:
-    """Return the data stored apart from `data`, or None.
-
-    Args:
-        data: the data of an event, or the extra of a message.
-    """
-    apart = data.get(_STORED_KEY) if isinstance(data, dict) else None
-    if not isinstance(apart, dict) or set(apart) != {"oid", "size"}:
-        return None
-    told: dict[str, Any] = decode(dict, load(store.objects, StoredContent(**apart)))
-    return told
-
-
-def _draft(store: StoreContext, event_input: EventInput) -> Draft:
-    if not is_large(event_input.data):
-        return Draft(event_input.kind, event_input.data, store.author)
-    content = artifacts.store_content(store.objects, encode(store.secrets.redact(event_input.data)))
-    named = {_STORED_KEY: {"oid": content.oid, "size": content.size}}
-    return Draft(event_input.kind, _short(event_input, named), store.author, content.refs)
-
-
-def _short(event_input: EventInput, named: Mapping[str, Any]) -> dict[str, Any]:
-    if event_input.kind != "message":
-        return dict(named)
-    shown = clip(text_of(event_input.data.get("content")), _SHOWN_CHARS)
-    extra = event_input.data.get("extra", {})
-    pairing = {key: extra[key] for key in _PAIRING if key in extra and not is_large(extra[key])}
-    return {"role": event_input.data.get("role"), "content": shown, "extra": {**pairing, **named}}
+        return session.pipeline.writer.add(*drafts_of(store, several), rows=rows, durable=True)
 
 
 def commit_if_many_events(session: Session, message: str) -> None:
     """Commit a session with many events since the last commit. Each open reads all of them."""
-    if session._writer.tip.seq - session.event_log.base.seq >= _COMMIT_AFTER_EVENTS:
+    if session.pipeline.writer.tip.seq - session.event_log.base.seq >= _COMMIT_AFTER_EVENTS:
         session.commit(message)
 
 
@@ -168,8 +97,8 @@ def import_events(
         Refused: "budget_spent" if the spend exceeds the budget. The events are recorded and the
             session is paused.
     """
-    session._begin_change()
-    ledger, budget = session._writer, session._budget
+    session.pipeline.begin_change()
+    ledger, budget = session.pipeline.writer, session.pipeline.budget
     with ledger.exclusive():
         filled = list(_complete_drafts(session, map(ledger.redacted, drafts)))
         rows = _effect_row_changes(session, filled)
@@ -179,7 +108,7 @@ def import_events(
             spend.amounts, model=spend.model, drafts=filled, extra_rows=rows, at=spend.at
         )
     if refusal is not None:
-        session._stop(refusal)
+        session.pipeline.stop(refusal)
     return events
 
 
@@ -208,8 +137,8 @@ def restore_after_event(session: Session, seq: int) -> None:
 
 
 def _commit_after_event(session: Session, seq: int) -> Oid:
-    session._writer.flush()
-    return commit_at(session.sessions, session.row, session.event_log, seq)
+    session.pipeline.writer.flush()
+    return commit_at(session.internals.services, session.row, session.event_log, seq)
 
 
 def _complete_drafts(session: Session, drafts: Iterable[Draft]) -> Iterator[Draft]:
@@ -232,7 +161,7 @@ def _effect_row_changes(session: Session, drafts: Sequence[Draft]) -> list[RowCh
     """Return the effect rows of the family that these events describe."""
     kind = f"deed/{session.row.family}"
     found: dict[str, EffectRow] = {}
-    for seq, draft in enumerate(drafts, session._writer.tip.seq + 1):
+    for seq, draft in enumerate(drafts, session.pipeline.writer.tip.seq + 1):
         data = draft.data
         if draft.kind == "begun":
             intent = {name: data[name] for name in _INTENT}
@@ -240,7 +169,7 @@ def _effect_row_changes(session: Session, drafts: Sequence[Draft]) -> list[RowCh
                 **intent,
                 state="begun",
                 begun=seq,
-                time=session._now(),
+                time=session.internals.now(),
                 actor=draft.actor,
                 command=command_of(session.store, data),
             )

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from threading import Condition, RLock, Thread
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -35,6 +35,20 @@ _MAX_BUFFERED_EVENTS = 2000
 """Number of buffered events that forces a write."""
 
 
+class RecordedEvents(Protocol):
+    """The events of a replay. While a writer has them, it appends nothing."""
+
+    @property
+    def position(self) -> int:
+        """The last event that was replayed."""
+
+    def add(
+        self, *drafts: Draft, rows: Sequence[RowChange] = (), durable: bool = False
+    ) -> list[Event]:
+        """Return the recorded events that equal the drafts."""
+        ...
+
+
 class _UnconfirmedWrite(msgspec.Struct, frozen=True):
     """An append that got no answer from the store. It may be stored now, later or never."""
 
@@ -48,7 +62,7 @@ class EventWriter:
     """Appends the events of one session. Safe to use from several threads.
 
     `on_durable` is called after events became durable. `redact` replaces secrets in event data by
-    their names.
+    their names. `recorded` is set while the session replays its events.
     """
 
     def __init__(
@@ -88,6 +102,12 @@ class EventWriter:
         self._failure: OrtetError | None = None
         self._unconfirmed: _UnconfirmedWrite | None = None
         self._closed = False
+        self.recorded: RecordedEvents | None = None
+
+    @property
+    def position(self) -> int | None:
+        """The last event that is visible in a replay; None if all are."""
+        return None if self.recorded is None else self.recorded.position
 
     def add(
         self, *drafts: Draft, rows: Sequence[RowChange] = (), durable: bool = False
@@ -110,6 +130,8 @@ class EventWriter:
             Unavailable: the store did not answer, or "written_late".
         """
         with self._lock:
+            if self.recorded is not None:
+                return self.recorded.add(*drafts, rows=rows, durable=durable)
             if self._closed:
                 raise Invalid("closed", "the session was closed: open it again with the hub")
             self._raise()

@@ -17,7 +17,7 @@ from ortet.errors import Invalid
 from ortet.journal.events import Event, check_plain
 
 if TYPE_CHECKING:
-    from ortet.sessions.reader import SessionReader
+    from ortet.sessions.context import SessionContext
     from ortet.sessions.table import SessionRow
 
 MessageData = Mapping[str, Any]
@@ -43,7 +43,7 @@ class KeyedMessages(msgspec.Struct, frozen=True):
 
 
 def find_keyed_events(
-    view: SessionReader, key: str, messages: Sequence[MessageData]
+    view: SessionContext, key: str, messages: Sequence[MessageData]
 ) -> list[Event] | None:
     """Return the events recorded under the key.
 
@@ -64,7 +64,9 @@ def find_keyed_events(
     return events
 
 
-def _is_same(view: SessionReader, events: Sequence[Event], messages: Sequence[MessageData]) -> bool:
+def _is_same(
+    view: SessionContext, events: Sequence[Event], messages: Sequence[MessageData]
+) -> bool:
     """Compare with the events themselves. A stored digest would survive their erasure."""
     if len(events) != len(messages):
         return False
@@ -76,12 +78,12 @@ def _is_same(view: SessionReader, events: Sequence[Event], messages: Sequence[Me
     )
 
 
-def is_key_used(view: SessionReader, key: str) -> bool:
+def is_key_used(view: SessionContext, key: str) -> bool:
     """Return True if messages were recorded under the key and no restore went back before them."""
     return _find_key(view, key)[0] is not None
 
 
-def _find_key(view: SessionReader, key: str) -> tuple[KeyedMessages | None, list[Event]]:
+def _find_key(view: SessionContext, key: str) -> tuple[KeyedMessages | None, list[Event]]:
     check_text(key=key)
     known = next((one for one in _load_keys(view.store.catalog, view.id) if one.key == key), None)
     if known is None:

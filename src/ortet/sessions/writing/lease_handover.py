@@ -13,15 +13,9 @@ from typing import TYPE_CHECKING
 
 from ortet.backends.base import Lease, Signal
 from ortet.errors import OrtetError, Refused
-from ortet.sessions.profiles import DEFAULT_OPTIONS, OpenOptions
-from ortet.sessions.starting import NO_FILES, FilesLocation, check_fits
-from ortet.sessions.table import PAUSED
 from ortet.store.lease import acquire_lease
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import SessionManager
-    from ortet.sessions.session import Session
-    from ortet.sessions.table import SessionRow
     from ortet.store.context import StoreContext
 
 HANDOVER_OWNER_PREFIX = "lent-"
@@ -37,8 +31,6 @@ _REQUEST_ROW_KIND = "wanted"
 _STALE_REQUEST_SECONDS = 60.0
 """Seconds without a change after which a request row is stale."""
 _HANDOVER_TIMEOUT_SECONDS = 5.0
-_RELEASE_MESSAGE = "let go on this host"
-"""Message of the commit that a host makes before it releases a session with private files."""
 
 
 def request_handover(signal: Signal, session: str) -> None:
@@ -161,66 +153,3 @@ def acquire_or_request_lease(
 
 def is_handover_owner(owner: str) -> bool:
     return owner.rpartition(":")[2].startswith(HANDOVER_OWNER_PREFIX)
-
-
-def resume_handed_over(
-    sessions: SessionManager,
-    row: SessionRow,
-    *,
-    location: FilesLocation = NO_FILES,
-    options: OpenOptions = DEFAULT_OPTIONS,
-) -> Session:
-    """Open a session that passes from process to process.
-
-    No lifecycle event is written and the status does not change. Open tool calls stay open for the
-    process that answers them.
-    """
-    with sessions._lease_while_opening(row) as lease:
-        row = sessions.table.get(row.id)  # the row may have changed before the lease was ours
-        check_fits(row, location, options.parent)
-        session = sessions.resume(row, lease, options.resolve_profile(row.profile))
-        session.drain_inbox()
-    return session
-
-
-def release_for_handover(session: Session) -> None:
-    """Release a session for the next process, without a lifecycle event.
-
-    A session that is not paused yet is paused once. Otherwise the next open would take its process
-    for a killed one.
-    """
-    if session.held_lease.is_released:
-        return
-    if session.status != PAUSED:
-        session.pause()
-        return
-    try:
-        session.drain_inbox()
-        commit_before_release(session)
-        session._budget.settle()
-        session.release()
-    except Refused:  # another process has taken over
-        session.abandon()
-
-
-def commit_before_release(session: Session) -> None:
-    """Commit files and running programs that only this host has, before the session is released.
-
-    If the commit is refused, the files stay here and are found when the session returns.
-    """
-    files = session._files
-    if files is not None and files.row.files == "private" and session.store.is_shared:
-        with suppress(OrtetError):
-            session.commit(_RELEASE_MESSAGE)
-
-
-def commit_for_other_hosts(session: Session) -> None:
-    """Commit files that other processes of this host changed, and raise if that fails."""
-    store, row = session.store, session.row
-    known = (
-        session.sessions.workspaces.table.get(row.branch)
-        if row.has_files and store.is_shared
-        else None
-    )
-    if known is not None and known.files == "private" and store.is_local_host(known.host):
-        session.commit(_RELEASE_MESSAGE)

@@ -17,7 +17,7 @@ from ortet.sessions.writing.event_writer import EventWriter
 
 if TYPE_CHECKING:
     from ortet.backends.base import Cache
-    from ortet.sessions.manager import SessionManager
+    from ortet.sessions.services import JournalServices
 
 TTL_NS = 3600 * 1_000_000_000
 MIN_EVENTS = 64
@@ -42,7 +42,7 @@ class _CachedState(StoredRecord, frozen=True):
     ahead: PendingChanges
 
 
-def epoch_of(sessions: SessionManager) -> int:
+def epoch_of(sessions: JournalServices) -> int:
     """Return the sweep epoch, or -1 if no cache is shared.
 
     An erasure changes the epoch. Read the epoch before reading anything that is cached under it.
@@ -52,7 +52,7 @@ def epoch_of(sessions: SessionManager) -> int:
 
 
 def load_cached(
-    sessions: SessionManager, event_log: EventLog, state: SessionState, epoch: int
+    sessions: JournalServices, event_log: EventLog, state: SessionState, epoch: int
 ) -> Tip | None:
     """Apply a cached entry to a state that was loaded from the log's base.
 
@@ -77,7 +77,7 @@ def load_cached(
 
 
 def cache_state(
-    sessions: SessionManager, event_log: EventLog, state: SessionState, tip: Tip, *, epoch: int
+    sessions: JournalServices, event_log: EventLog, state: SessionState, tip: Tip, *, epoch: int
 ) -> None:
     """Cache the state for the next process that opens the session.
 
@@ -95,9 +95,9 @@ def cache_state(
     sessions.store.cache.put(_key(event_log.timeline, epoch), seal + kept, TTL_NS)
 
 
-def cache_writer_state(sessions: SessionManager, writer: EventWriter, epoch: int) -> None:
+def cache_writer_state(sessions: JournalServices, writer: EventWriter, epoch: int) -> None:
     """Cache the state of a writer, unless it belongs to a replay."""
-    if type(writer) is EventWriter:
+    if writer.recorded is None:
         cache_state(sessions, writer.event_log, writer.state, writer.tip, epoch=epoch)
 
 
@@ -115,12 +115,12 @@ def _key(timeline: str, epoch: int) -> str:
     return f"{_KEY_PREFIX}{timeline}/{epoch}"
 
 
-def _fold_oid(sessions: SessionManager, event_log: EventLog) -> bytes:
+def _fold_oid(sessions: JournalServices, event_log: EventLog) -> bytes:
     fold = event_log.base.fold
     return sessions.store.objects.replacement_of(Oid(fold)) if fold else b""
 
 
-def _decode_entry(sessions: SessionManager, data: bytes) -> _CachedState | None:
+def _decode_entry(sessions: JournalServices, data: bytes) -> _CachedState | None:
     """Decode an entry. Return None if it is damaged or was not written with this store's key."""
     hasher = sessions.store.objects.hasher
     size = len(hasher.oid(b""))

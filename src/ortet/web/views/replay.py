@@ -90,7 +90,7 @@ def passes_through(log: EventLog, hub: Hub, journal: JournalHead) -> bool:
     Events that a restore left are not in it.
     """
     row = next(iter(log.rows(journal.seq - 1, journal.seq)), None) if journal.seq else None
-    return row is not None and hub.session_manager.chain.tip(row).hash == journal.hash
+    return row is not None and hub.session_manager.services.chain.tip(row).hash == journal.hash
 
 
 _MAX_MESSAGES = 20
@@ -165,7 +165,7 @@ def build_moment(view: SessionReader, seq: int, base: JournalHead) -> ReplayMome
 def state_at(view: SessionReader, seq: int, base: JournalHead) -> SessionState:
     """Return the state that results from the events up to `seq`."""
     sessions = hub_of(view).session_manager
-    mind = SessionState.load(sessions.maps, view.store.objects, base.fold)
+    mind = SessionState.load(sessions.services.maps, view.store.objects, base.fold)
     for event in view.event_log.events(base.seq, seq):
         fold(mind, [event])
     return mind

@@ -195,11 +195,13 @@ def _recall_matches(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterato
     """Yield sessions whose messages or facts contain the words."""
     minds, known = hub.session_manager, {row.id for row in rows}
     among = sorted(rows, key=lambda row: (row.created, len(row.name), row.name))
-    reach = recall.all_searchable_logs(minds, agent=None, session=None, word=None, among=among)
+    reach = recall.all_searchable_logs(
+        minds.services, agent=None, session=None, word=None, among=among
+    )
     query = recall.parse_query(
         words, _RECALL_LIMIT, tiers=None, at=None, on=None, since=None, scope=None
     )
-    for hit in reversed(recall.recall(minds, reach, query, explain=True)):
+    for hit in reversed(recall.recall(minds.services, reach, query, explain=True)):
         exact = hit.scores is not None and hit.scores.terms
         if hit.source.session in known and exact:
             yield hit.source.session, output.single_line(hit.text)[:200]

@@ -49,7 +49,7 @@ def compare_page(page_request: PageRequest) -> Response:
             return page_request.render(
                 "patch.html", patch=file_patch(hub.objects, changes[int(number)])
             )
-        found = compare(hub.session_manager, old, new, limit=_MAX_MESSAGES)
+        found = compare(hub.session_manager.services, old, new, limit=_MAX_MESSAGES)
         room, files = _MAX_PATCH_LINES, list[dict[str, Any]]()
         changes = [one for one in found.files if not is_directory_touch(one)]
         for change in changes[:_MAX_FILES]:

@@ -58,7 +58,7 @@ class ItemJournal:
         self._hub = require_hub(hub)
         self._catalog = hub.catalog
         self._sessions = hub.session_manager
-        self._chain = self._sessions.chain
+        self._chain = self._sessions.services.chain
         self._name, self._agent = name, agent
         self.reset()
         self.session = self._find_or_create(hub).id
@@ -355,7 +355,7 @@ class ItemJournal:
     def _full_log(self, timeline: str) -> EventLog:
         """Return the event log with its ancestors. It is cached: later commits only add to it."""
         if self._cached_log is None or self._cached_log[0] != timeline:
-            self._cached_log = (timeline, load_event_log(self._sessions, self.row())[0])
+            self._cached_log = (timeline, load_event_log(self._sessions.services, self.row())[0])
         return self._cached_log[1]
 
     def _build_rows(self, timeline: str) -> None:
