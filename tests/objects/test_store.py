@@ -380,7 +380,7 @@ def test_a_put_beyond_the_quota_is_refused(open_store: Open, root: Path) -> None
             put += 1
     assert caught.value.kind == "quota"
     assert put > 10
-    store.writer._wait_for_seals()  # while one goes on, a tail and its pack are both there
+    store.writer.wait_for_seals()  # while one goes on, a tail and its pack are both there
     assert 250_000 < stored(root) <= 300_000
     check(store, noise(1000, size=9000)[:put])
     # a larger quota, and what was refused is written

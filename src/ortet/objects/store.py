@@ -24,7 +24,7 @@ from ortet.objects.layout import SpaceGuard, open_layout
 from ortet.objects.pack_set import PackSet
 from ortet.objects.source import FrameCache, FrameSource, ObjectLocation, kind_of, no_object
 from ortet.objects.tail import SEAL_BYTES, Tail, storage_error
-from ortet.objects.writer import ObjectWriter
+from ortet.objects.writer import DiskFlush, FlushTarget, ObjectWriter
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -158,7 +158,14 @@ class LocalObjectStore(ObjectStore):
         self.cache = FrameCache()
         self.space = SpaceGuard(self.layout, bucket, clock=clock, quota=quota, reserve=reserve)
         self.pack_set = self._make_pack_set(lambda: uuid7(clock, random))
-        self.writer = self._make_writer(seal_bytes)
+        self.writer = ObjectWriter(
+            self.pack_set,
+            self._make_flush_target(),
+            self.space,
+            self.cache,
+            key_id=hasher.key_id,
+            seal_bytes=seal_bytes,
+        )
         self._sweep_epoch = self.sweep_lock.epoch()
         self._abandon_count = 0
         self._pending = self.writer.pending
@@ -174,11 +181,8 @@ class LocalObjectStore(ObjectStore):
     def _make_pack_set(self, new_id: Callable[[], str]) -> PackSet:
         return PackSet(self.layout, self.bucket, key_id=self.hasher.key_id, new_id=new_id)
 
-    def _make_writer(self, seal_bytes: int) -> ObjectWriter:
-        key_id = self.hasher.key_id
-        return ObjectWriter(
-            self.pack_set, self.space, self.cache, key_id=key_id, seal_bytes=seal_bytes
-        )
+    def _make_flush_target(self) -> FlushTarget:
+        return DiskFlush(self.pack_set, self.space)
 
     def require_exclusive(self, action: str) -> None:
         """Raise Unsupported if this process cannot exclude all other writers."""

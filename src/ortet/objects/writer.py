@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,82 @@ _CLOSE_SEAL_DIVISOR = 8
 """At close, a tail above this fraction of a pack is sealed: 8 MiB, 256 frames or 4096 objects."""
 
 
+class FlushTarget(ABC):
+    """Where a flush makes tails durable: on the disk of this host, or in a remote bucket."""
+
+    compress_at_flush: bool
+    """True if the objects left at the end of a commit are compressed too."""
+
+    @abstractmethod
+    def check_space(self, tail: Tail, size: int) -> None:
+        """Raise Refused if the tail must not grow by `size` bytes."""
+
+    @abstractmethod
+    def make_room(self, error: Refused | Unavailable, tail: Tail | None) -> Tail | None:
+        """Return the tail to write to after a write failed; None means a new one.
+
+        Raise the error if another write would fail too.
+        """
+
+    @abstractmethod
+    def sync_own_tails(self, writer: ObjectWriter) -> None:
+        """Make our tails durable."""
+
+    @abstractmethod
+    def sync_foreign(self, tail: Tail) -> None:
+        """Make durable what another writer has appended and we rely on."""
+
+    @abstractmethod
+    def after_sync(self) -> None:
+        """Tidy up after all tails are durable. Never fails."""
+
+    @abstractmethod
+    def finish(self, writer: ObjectWriter) -> None:
+        """Keep what must be kept before the tails are released."""
+
+
+class DiskFlush(FlushTarget):
+    """Syncs tails to the disk of this host. Tails stay, and are sealed when they are large."""
+
+    compress_at_flush = False
+
+    def __init__(self, pack_set: PackSet, space: SpaceGuard) -> None:
+        self._pack_set = pack_set
+        self._space = space
+
+    def check_space(self, tail: Tail, size: int) -> None:
+        del tail
+        self._space.check(size)
+
+    def make_room(self, error: Refused | Unavailable, tail: Tail | None) -> Tail | None:
+        del tail
+        raise error
+
+    def sync_own_tails(self, writer: ObjectWriter) -> None:
+        for tail in self._pack_set.own_tails:
+            if tail.synced < tail.end:
+                try:
+                    tail.sync()
+                except OrtetError:  # then the next flush tries again
+                    with writer.append_lock, contextlib.suppress(OSError):
+                        tail.rewrite_unsynced()
+                    raise
+
+    def sync_foreign(self, tail: Tail) -> None:
+        tail.sync_foreign()
+
+    def after_sync(self) -> None: ...
+
+    def finish(self, writer: ObjectWriter) -> None:
+        """Write and sync pending objects, and seal large tails.
+
+        A process that adopts a tail has to read all of it.
+        """
+        writer.flush()
+        writer.wait_for_seals()
+        writer.seal_large_tails()
+
+
 class ObjectWriter:
     """The writing half of a store handle. Thread-safe.
 
@@ -40,12 +117,10 @@ class ObjectWriter:
     writes it. A flush that succeeds has therefore written every object that was put before.
     """
 
-    _compress_at_flush = False
-    """If True, the objects left at the end of a commit are compressed too."""
-
     def __init__(
         self,
         pack_set: PackSet,
+        target: FlushTarget,
         space: SpaceGuard,
         cache: FrameCache,
         *,
@@ -54,6 +129,7 @@ class ObjectWriter:
     ) -> None:
         self.pending: dict[Oid, frame.Item] = {}
         self._pack_set = pack_set
+        self._target = target
         self._space = space
         self._cache = cache
         self._key_id = key_id
@@ -66,7 +142,7 @@ class ObjectWriter:
         self._lock = threading.Lock()  # batches, jobs and counters; never held during I/O
         self._capacity_freed = threading.Condition(self._lock)
         self._flush_lock = threading.Lock()
-        self._append_lock = threading.Lock()  # the tail
+        self.append_lock = threading.Lock()  # the tail
         self._batches = FrameBatches()
         self._retry_items: list[frame.Item] = []  # from a failed write or the parent process
         self._compressors: list[Compressor] = []
@@ -161,12 +237,20 @@ class ObjectWriter:
     # one frame
 
     def _write(self, items: Sequence[frame.Item], *, compress: bool) -> None:
+        try:
+            self._write_frame(items, compress=compress)
+        except (Refused, Unavailable) as error:
+            with self.append_lock:
+                self._tail = self._target.make_room(error, self._tail)
+            self._write_frame(items, compress=compress)
+
+    def _write_frame(self, items: Sequence[frame.Item], *, compress: bool) -> None:
         data = self._build_compressed(items) if compress else frame.build(items, self._key_id, None)
-        with self._append_lock:
+        with self.append_lock:
             tail = self._tail
             if tail is None:
                 tail = self._tail = self._pack_set.acquire_tail()
-            self._check_space(tail, len(data))
+            self._target.check_space(tail, len(data))
             roomy = len(data) < _SMALL_FRAME_BYTES and self._space.has_ample_space()
             offset = tail.append(data, items, preallocate=roomy)
             full = tail.is_full(self._seal_bytes)
@@ -181,11 +265,6 @@ class ObjectWriter:
             with self._lock:
                 self._seal_jobs = {job for job in self._seal_jobs if not job.done()}
                 self._seal_jobs.add(self._get_pool().submit(self._seal, tail))
-
-    def _check_space(self, tail: Tail, size: int) -> None:
-        """Raise Refused if the tail must not grow by `size` bytes."""
-        del tail
-        self._space.check(size)
 
     def _build_compressed(self, items: Sequence[frame.Item]) -> bytes:
         try:
@@ -207,7 +286,7 @@ class ObjectWriter:
                 returned, self._retry_items = self._retry_items, []
             if returned:
                 self._write_all(split_into_frames(returned))
-            self._write_all(frames, compress=self._compress_at_flush)
+            self._write_all(frames, compress=self._target.compress_at_flush)
             if jobs:
                 _wait(jobs)
             with self._lock:
@@ -216,24 +295,15 @@ class ObjectWriter:
                 self._sync()
 
     def _sync(self) -> None:
-        for tail in self._pack_set.own_tails:
-            if tail.synced < tail.end:
-                self._sync_tail(tail)
+        self._target.sync_own_tails(self)
         while self._foreign_tails_to_sync:
             tail = self._foreign_tails_to_sync.pop()
             try:
-                tail.sync_foreign()
-            except OrtetError:
+                self._target.sync_foreign(tail)
+            except BaseException:
                 self._foreign_tails_to_sync.add(tail)
                 raise
-
-    def _sync_tail(self, tail: Tail) -> None:
-        try:
-            tail.sync()
-        except OrtetError:
-            with self._append_lock, contextlib.suppress(OSError):  # then the next flush tries again
-                tail.rewrite_unsynced()
-            raise
+        self._target.after_sync()
 
     def abandon(self) -> None:
         """Discard objects that are not written yet. The caller must be the only writer."""
@@ -264,33 +334,37 @@ class ObjectWriter:
         """
         with contextlib.suppress(Refused, Unavailable):
             self.flush()
-        with self._append_lock:
-            self._tail = None
-            tails = self._pack_set.own_tails
-        self._wait_for_seals()
+        tails = self.detach_tail()
+        self.wait_for_seals()
         for tail in (*tails, *self._pack_set.adopt_all()):
             if tail in self._pack_set.own_tails:
                 with contextlib.suppress(Unavailable):
                     self._pack_set.seal(tail)
 
-    def _wait_for_seals(self) -> None:
+    def detach_tail(self) -> tuple[Tail, ...]:
+        """Write to a new tail from now on. Return our tails."""
+        with self.append_lock:
+            self._tail = None
+            return self._pack_set.own_tails
+
+    def seal_large_tails(self) -> None:
+        """Seal our tails above a fraction of a pack."""
+        for tail in self._pack_set.own_tails:
+            if tail.is_full(self._seal_bytes, _CLOSE_SEAL_DIVISOR):
+                self._seal(tail)
+
+    def wait_for_seals(self) -> None:
+        """Wait until the tails that are being sealed are packs."""
         with self._lock:
             sealing, self._seal_jobs = list(self._seal_jobs), set()
         _wait(sealing)
 
     def close(self) -> None:
-        """Write and sync pending objects, then release the tails.
-
-        Large tails are sealed first, because a process that adopts a tail has to read all of it.
-        """
+        """Keep what must be kept, then release the tails."""
         try:
-            self.flush()
-            self._wait_for_seals()
-            for tail in self._pack_set.own_tails:
-                if tail.is_full(self._seal_bytes, _CLOSE_SEAL_DIVISOR):
-                    self._seal(tail)
+            self._target.finish(self)
         finally:
-            self._wait_for_seals()
+            self.wait_for_seals()
             if self._pool is not None:
                 self._pool.shutdown()
                 self._pool = None

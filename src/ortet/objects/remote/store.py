@@ -7,7 +7,7 @@ cached on this host.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,9 +18,9 @@ from ortet.backends.object_storage.upload_queue import QueuedBucket
 from ortet.backends.sweep_epoch import EpochTracker
 from ortet.errors import NotFound, Refused, Unavailable
 from ortet.ids import Clock, Oid, Random
-from ortet.objects import frame
 from ortet.objects.base import Kind
 from ortet.objects.gc.lock import SweepLock
+from ortet.objects.layout import SpaceGuard
 from ortet.objects.pack import Pack
 from ortet.objects.pack_set import PackSet
 from ortet.objects.remote.pack_cache import CACHE_LIMIT_BYTES, PackCache
@@ -28,7 +28,7 @@ from ortet.objects.remote.pack_set import RemotePackSet
 from ortet.objects.remote.write_fence import WriteFence, refuse_remote
 from ortet.objects.store import Durability, LocalObjectStore
 from ortet.objects.tail import SEAL_BYTES, Tail
-from ortet.objects.writer import ObjectWriter
+from ortet.objects.writer import FlushTarget, ObjectWriter
 
 _QUEUE_DIRECTORY = "local/queue"
 
@@ -83,19 +83,17 @@ class RemoteObjectStore(LocalObjectStore):
 
     def _make_pack_set(self, new_id: Callable[[], str]) -> PackSet:
         self._pack_cache = PackCache(self.layout.local / "kept", self._cache_bytes)
-        return RemotePackSet(
+        self._remote_pack_set = RemotePackSet(
             self.layout,
             self.bucket,
             key_id=self.hasher.key_id,
             new_id=new_id,
             cache=self._pack_cache,
         )
+        return self._remote_pack_set
 
-    def _make_writer(self, seal_bytes: int) -> ObjectWriter:
-        key_id = self.hasher.key_id
-        return RemoteObjectWriter(
-            self.pack_set, self.space, self.cache, key_id=key_id, seal_bytes=seal_bytes
-        )
+    def _make_flush_target(self) -> FlushTarget:
+        return UploadFlush(self._remote_pack_set, self.space)
 
     @property
     def durable(self) -> Durability:
@@ -161,81 +159,56 @@ class RemoteObjectStore(LocalObjectStore):
         self._pack_cache.prune()
 
 
-class RemoteObjectWriter(ObjectWriter):
-    """Writes frames to a local tail and uploads the tail with each flush.
+class UploadFlush(FlushTarget):
+    """Uploads our tails with each flush.
 
     A flush uploads one pack, or several large ones. `sweep` merges the many small packs.
     """
 
-    _compress_at_flush = True
+    compress_at_flush = True
 
-    def _write(self, items: Sequence[frame.Item], *, compress: bool) -> None:
-        try:
-            super()._write(items, compress=compress)
-        except (Refused, Unavailable) as error:
-            if error.kind not in ("disk_full", "disk_reserve"):
-                raise
-            self._switch_to_memory_tails(error)
-            super()._write(items, compress=compress)
+    def __init__(self, pack_set: RemotePackSet, space: SpaceGuard) -> None:
+        self._pack_set = pack_set
+        self._space = space
 
-    def _switch_to_memory_tails(self, error: Refused | Unavailable) -> None:
-        """Keep frames in memory until the next flush ends, because the disk is full.
+    def check_space(self, tail: Tail, size: int) -> None:
+        if not self._pack_set.is_in_memory(tail):
+            self._space.check(size)
+
+    def make_room(self, error: Refused | Unavailable, tail: Tail | None) -> Tail | None:
+        """Keep frames in memory until the next flush ends, if the disk is full.
 
         This is not possible with durability "local": the objects must survive on this host's disk.
         """
-        if not self._remote_pack_set.is_write_through():
+        if error.kind not in ("disk_full", "disk_reserve"):
+            raise error
+        if not self._pack_set.is_write_through():
             raise type(error)(
                 error.kind,
                 f'{error.message}; or commit with durable="remote", which needs no room here',
                 **error.details,
             ) from error
-        with self._append_lock:
-            if self._tail is not None and not self._remote_pack_set.is_in_memory(self._tail):
-                self._tail = None  # `_sync` seals it together with the others
-            self._remote_pack_set.uses_memory_tails = True
+        self._pack_set.uses_memory_tails = True
+        # `sync_own_tails` seals the tail on the disk together with the others.
+        return tail if tail is not None and self._pack_set.is_in_memory(tail) else None
 
-    def _check_space(self, tail: Tail, size: int) -> None:
-        if not self._remote_pack_set.is_in_memory(tail):
-            super()._check_space(tail, size)
-
-    @property
-    def _remote_pack_set(self) -> RemotePackSet:
-        assert isinstance(self._pack_set, RemotePackSet)
-        return self._pack_set
-
-    def _sync(self) -> None:
-        self._wait_for_seals()
-        with self._append_lock:
-            self._tail = None
-            tails = self._pack_set.own_tails
-        for tail in tails:
+    def sync_own_tails(self, writer: ObjectWriter) -> None:
+        writer.wait_for_seals()
+        for tail in writer.detach_tail():
             self._pack_set.seal(tail)
-        self._remote_pack_set.uses_memory_tails = False
-        while self._foreign_tails_to_sync:
-            tail = self._foreign_tails_to_sync.pop()
-            try:
-                self._publish_parent_tail(tail)
-            except BaseException:
-                self._foreign_tails_to_sync.add(tail)
-                raise
+        self._pack_set.uses_memory_tails = False
+
+    def sync_foreign(self, tail: Tail) -> None:
+        """Upload the tail of a parent of fork(2), because the parent may never do it."""
+        if tail.end:
+            self._pack_set.publish(tail)
+            self._pack_set.refresh()
+
+    def after_sync(self) -> None:
         # Ignore packs that another host has deleted, and a full disk. The flushed objects are in
         # the bucket; only look-ups become slower.
         with suppress(NotFound, OSError):
             self._pack_set.merge_tables()
 
-    def _publish_parent_tail(self, tail: Tail) -> None:
-        """Upload the tail of a parent of fork(2), because the parent may never do it."""
-        if isinstance(self._pack_set, RemotePackSet) and tail.end:
-            self._pack_set.publish(tail)
-            self._pack_set.refresh()
-
-    def close(self) -> None:
-        """Release the tails without a flush: unflushed objects belong to no commit."""
-        try:
-            self._wait_for_seals()
-        finally:
-            if self._pool is not None:
-                self._pool.shutdown()
-                self._pool = None
-            self._pack_set.release()
-            self._tail = None
+    def finish(self, writer: ObjectWriter) -> None:
+        """Keep nothing: objects that were not flushed belong to no commit."""
