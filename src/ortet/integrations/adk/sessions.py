@@ -22,7 +22,7 @@ from ortet.errors import Invalid, NotFound
 from ortet.hub.hub import Hub, hub_of
 from ortet.ids import from_hex
 from ortet.integrations._shared.session_pool import AdapterSessionPool, require_hub, session_name
-from ortet.integrations._shared.whole import to_thread_shielded
+from ortet.integrations._shared.threads import to_thread_shielded
 from ortet.integrations.adk import state as states
 from ortet.integrations.adk.events import (
     data_of,

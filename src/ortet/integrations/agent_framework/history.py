@@ -19,7 +19,7 @@ from ortet.integrations._shared.messages import (
     report_invalid_value,
 )
 from ortet.integrations._shared.session_pool import session_name
-from ortet.integrations._shared.whole import to_thread_shielded
+from ortet.integrations._shared.threads import to_thread_shielded
 from ortet.integrations.agent_framework.messages import (
     answered_call_ids,
     check_properties,

@@ -26,7 +26,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.hub.hub import Hub
 from ortet.integrations._shared.session_pool import session_name
-from ortet.integrations._shared.whole import to_thread_shielded
+from ortet.integrations._shared.threads import to_thread_shielded
 from ortet.integrations.langgraph.messages import is_text
 from ortet.integrations.langgraph.pending_writes import PendingWrite
 from ortet.integrations.langgraph.read import (

@@ -6,7 +6,7 @@ Start with `store.OrtetStore`; its module docstring gives the design decisions.
 - `items`: events and catalog rows of items, the events that a put or delete writes, how an event
   changes rows, and a cache of item values.
 - `view`: an in-memory view of all items, for search.
-- `search`, `store_vectors`: search by filter, words and vectors.
+- `search`, `vectors`: search by filter, words and vectors.
 
 Invariants:
 

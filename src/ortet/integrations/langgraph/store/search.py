@@ -205,7 +205,7 @@ class ItemSearch:
     def _by_vector(self, items: list[ViewItem], vector: Sequence[float]) -> list[Scored]:
         if self._vectors is None or self._vectors_generation != self._view.generation:
             try:
-                from ortet.integrations.langgraph.store.store_vectors import ItemVectors
+                from ortet.integrations.langgraph.store.vectors import ItemVectors
             except ModuleNotFoundError as error:
                 raise Unsupported(
                     "extra_missing",
