@@ -26,7 +26,7 @@ def test_without_a_token_a_page_asks_for_one(browser: Browser, serve: Serve, loo
     look(page, "asked")
     page.get_by_label("Token").fill("ortet_000000000000_" + "0" * 64)
     page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("alert")).to_contain_text("unknown, revoked or out of time")
+    expect(page.get_by_role("alert")).to_contain_text("unknown, revoked or expired")
     page.get_by_label("Token").fill(token)
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("button", name="Sign out")).to_be_visible()

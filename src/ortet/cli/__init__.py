@@ -1,8 +1,8 @@
 """The command line program `ortet`.
 
 Start with `entry.py` (the console script) and `main.py` (the table of commands). `call.py` is one
-invocation: its options, its store and its workspace. `output.py` formats values and prints results.
-The commands are in `commands/`. `daemon/` is the host agent, a resident process that runs some
+invocation: its output, its store and its workspace. The commands are in `commands/`. `terminal/`
+formats values and prints results. `daemon/` is the host agent, a resident process that runs some
 commands faster. `completion/` answers the shell at every Tab.
 
 Invariants:

@@ -54,7 +54,7 @@ def load_search(hub: Hub, row: WorkspaceRow) -> BisectSearch:
     found = hub.catalog.row(BISECT_ROW_KIND, row.name)
     if found is None:
         raise NotFound(
-            "no_bisect", "no search is under way: `ortet bisect start --good REF` begins one"
+            "no_bisect", "no bisect search is running: `ortet bisect start --good REF` begins one"
         )
     return decode(BisectSearch, found.value)
 

@@ -28,7 +28,7 @@ _MAX_SHOWN = 10
 
 
 class ImportOptions(msgspec.Struct, frozen=True):
-    """What to import. Without a path, the tool's newest transcript of this directory."""
+    """The transcripts to import. Without a path, the tool's newest transcript of this directory."""
 
     tool: str
     path: str | None
@@ -71,7 +71,7 @@ def _choose_transcripts(
     """Return the transcripts to import, and others of the same directory."""
     if options.path is not None:
         if options.everything:
-            raise Invalid("bad_usage", "a FILE, or --all of them? leave one out")
+            raise Invalid("bad_usage", "FILE and --all exclude each other: leave one out")
         found = locate.transcripts_at(options.tool, Path(options.path))
         if not found:
             raise NotFound("no_transcript", f"there is no transcript in {options.path}")

@@ -113,7 +113,7 @@ def find_or_all(
     None is also returned if no session was named and none works in this directory.
     """
     if session is not None and (agent is not None or everything):
-        raise Invalid("bad_usage", "one session, or several? leave --agent and --all, or -s, out")
+        raise Invalid("bad_usage", "-s excludes --agent and --all: leave one of them out")
     if agent is not None or everything:
         return None
     try:
@@ -254,7 +254,7 @@ def text_or_stdin(text: str | None) -> str:
     """Return the text of an argument, or of standard input if it is missing or -."""
     found = read_text("-") if text in (None, "-") else as_text(text)
     if not found:
-        raise Invalid("bad_usage", "nothing was said: give TEXT, or write it to standard input")
+        raise Invalid("bad_usage", "the text is empty: give TEXT, or write it to standard input")
     return found
 
 

@@ -85,5 +85,5 @@ def _check_reply(reply: Any) -> None:
     if getattr(reply, "action", "") != "accept" or content.get(_KEY) is not True:
         raise Refused(
             "not_confirmed",
-            "the user did not agree, and nothing was changed: ask them what they want instead",
+            "the user did not confirm, and nothing was changed: ask the user what to do instead",
         )

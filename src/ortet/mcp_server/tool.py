@@ -64,7 +64,7 @@ RUNS = ToolHints(destroys=True, outside=True)
 
 
 class ToolResult(msgspec.Struct, frozen=True):
-    """What a tool gives back: data for programs, and in `str` what a model has to read of it."""
+    """The result of a tool: fields for programs, and `str` as text for a model."""
 
 
 class McpTool:

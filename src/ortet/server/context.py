@@ -158,7 +158,7 @@ class _SessionQueue:
             if isinstance(error, TimeoutError):
                 raise Unavailable(
                     "session_busy",
-                    "the session is doing something else: try again, or leave it a comment",
+                    "the session is busy: try again, or add a comment to it",
                 ) from None
             raise
 

@@ -79,7 +79,9 @@ class _Call:
         caller.need(operation.needs)
         if operation.target in (Hub, SessionPool) and caller.agents and not operation.filtered:
             raise Refused(
-                "token_agents", "this is about all agents, and the token is for some: use another"
+                "token_agents",
+                "the operation covers all agents, and the token is limited to some: use "
+                "another token",
             )
         rooms = self._context.tenants.session_pool(caller.tenant)
         given: dict[str, Any] = {}
@@ -207,7 +209,7 @@ async def read_body(
             TooSlow("too_slow", f"the body did not come in {seconds:g} s: send it faster"),
         ) from None
     except ClientDisconnect:  # the client left; not a fault of the server
-        raise Invalid("cut_off", "the body ended too soon: send it anew") from None
+        raise Invalid("cut_off", "the body ended too early: send it again") from None
     if size > largest:
         raise _close_connection_after(
             request,

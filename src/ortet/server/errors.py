@@ -49,9 +49,7 @@ STATUS: dict[type[OrtetError], int] = {
 
 def token_revoked() -> Unauthorized:
     """Return the error for a token that became invalid during a long request, such as a stream."""
-    return Unauthorized(
-        "bad_token", "this token was revoked meanwhile, or is out of time: get another"
-    )
+    return Unauthorized("bad_token", "this token was revoked or has expired: get another")
 
 
 def redact_tokens(text: bytes) -> bytes:

@@ -97,7 +97,7 @@ def paginate(items: Sequence[_Item], ask: Paged, key: Callable[[_Item], object])
 
 
 def _bad_cursor() -> Invalid:
-    return Invalid("bad_cursor", "this is no cursor of this list: begin without `after`")
+    return Invalid("bad_cursor", "`after` is not a cursor of this list: begin without it")
 
 
 Sort = Literal["activity", "created", "name"]

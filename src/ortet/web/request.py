@@ -40,7 +40,7 @@ class Tab(NamedTuple):
 
 
 class PageRequest:
-    """What a view needs to draw a page. Used by one thread."""
+    """The inputs of a view for one page. Used by one thread."""
 
     def __init__(
         self,

@@ -64,7 +64,7 @@ class StaticAssets:
         found = self._files.get(request.path_params["name"])
         if found is None:
             return error_response(
-                NotFound("no_route", "there is no such file: load the page again")
+                NotFound("no_route", "the file does not exist: load the page again")
             )
         now = request.path_params["version"] == self.version
         headers = {"etag": found.tag, "cache-control": _IMMUTABLE_CACHE if now else "no-cache"}

@@ -87,7 +87,7 @@ class TestEnter:
         first, second = begin(rooms), begin(rooms, "two")
         with rooms.open_session(rooms.row(first)) as session, ThreadPoolExecutor(1) as pool:
             session.say("user", "mine")
-            with pytest.raises(Unavailable, match="doing something else"):
+            with pytest.raises(Unavailable, match="session is busy"):
                 pool.submit(say, rooms, first, "other").result()
             pool.submit(say, rooms, second, "other").result()
             # a reader is shown what is stored

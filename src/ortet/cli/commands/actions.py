@@ -156,7 +156,9 @@ def settle(
       ortet act settle 4f3a9c1b -s fix-42 --failed
     """
     if failed and outcome is not None:
-        raise Invalid("bad_usage", "what was not done has no outcome: give --outcome or --failed")
+        raise Invalid(
+            "bad_usage", "an action that failed has no outcome: give --outcome or --failed"
+        )
     row = find_session(call, session)
     id_ = match_id((one.id for one in read_session(call, row.id).effects()), effect) or effect
     opened = open_session(call, row.id)

@@ -51,7 +51,10 @@ def start(call: CliCall, good: tuple[str, ...], bad: str) -> None:
 
     row = call.row()
     if bisect_runner.is_running(call.hub, row):
-        raise Conflict("bisect_running", "a search is under way: go on, or `ortet bisect reset`")
+        raise Conflict(
+            "bisect_running",
+            "a bisect search is already running: continue it, or end it with `ortet bisect reset`",
+        )
     _print_search(
         call, bisect_runner.continue_search(call.hub, row, _initial_state(call, good, bad))
     )

@@ -35,7 +35,7 @@ def completion(call: CliCall, shell: str) -> None:
 @click.argument("kind")
 @session_option
 def values(call: CliCall, kind: str, *, session: str | None) -> None:
-    """What a completion offers of a session, by its kind; the host agent answers sooner."""
+    """Print completion candidates of a session by kind. The host agent answers sooner."""
     view = call.hub.get(find_session(call, session).id)
     found = dict(_VALUES[kind](view))
     call.output.emit(found, [f"{value}\t{output.title(text)}" for value, text in found.items()])

@@ -250,7 +250,7 @@ def read_secret(arguments: tuple[str, ...]) -> str:
     try:
         return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError:
-        raise Invalid("bad_value", "standard input is no UTF-8 text") from None
+        raise Invalid("bad_value", "standard input is not UTF-8 text: give text") from None
 
 
 @verb("ls")

@@ -147,7 +147,7 @@ def context(
       ortet context -s fix-42 "how are the tests run?" --chat > messages.json
     """
     if chat and parts:
-        raise Invalid("bad_usage", "--chat or --parts? give one of them")
+        raise Invalid("bad_usage", "--chat and --parts exclude each other: give one of them")
     text = text_or_stdin(query) if query == "-" else as_text(query)
     found = read_session(call, session).context(text, tokens)
     if chat or parts:

@@ -141,7 +141,7 @@ def reflog(call: CliCall, name: str | None, limit: int | None) -> None:
 
 def _check_single_action(*actions: object) -> None:
     if sum(thing is not None for thing in actions) > 1:
-        raise Invalid("bad_usage", "create, delete or rename, one at a time: give one of them")
+        raise Invalid("bad_usage", "create, delete and rename exclude each other: give one of them")
 
 
 def _create(

@@ -184,7 +184,7 @@ def whatif(
     if error is not None:
         change["error"] = as_text(error)
     if len(change) != 1:
-        raise Invalid("bad_usage", "say what was otherwise: one of --message, --result, --error")
+        raise Invalid("bad_usage", "no change is given: give one of --message, --result, --error")
     row = find_session(call, session)
     fork = call.hub.whatif(row.id, at, machine=not no_files, **change)
     fork.pause()

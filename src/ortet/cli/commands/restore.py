@@ -53,7 +53,7 @@ def restore(
     """
     if to is not None:
         if paths:
-            raise Invalid("bad_usage", "--to writes everything: leave the paths out")
+            raise Invalid("bad_usage", "--to writes the whole workspace: leave the paths out")
         if restart:
             raise Invalid("bad_usage", "nothing runs in a new directory: leave --restart out")
         _restore_to_directory(call, ref, to, name)

@@ -88,7 +88,7 @@ def _undo_or_redo(
     if count < 1:
         raise Invalid("bad_count", f"cannot {direction} {count} things: give a number from 1")
     if session is not None and name is not None:
-        raise Invalid("bad_usage", "a session or a workspace? leave -s or -w out")
+        raise Invalid("bad_usage", "a session and a workspace are given: leave -s or -w out")
     found: UndoResult
     if dry_run and session is not None:  # a dry run does not open the session
         where, found = _preview_undo(call, session, direction, count)

@@ -26,10 +26,7 @@ class Verb(NamedTuple):
 
 
 class CompletionPosition(NamedTuple):
-    """What can come next: options, commands, or a value of some kind.
-
-    `before` is the part of the word before the value, such as `--option=`.
-    """
+    """The candidates at a position: options, commands, or a value of some kind."""
 
     kind: str = ""
     before: str = ""

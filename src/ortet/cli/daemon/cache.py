@@ -1,4 +1,4 @@
-"""What a worker of the host agent keeps open between commands: the hub and workspaces."""
+"""Keeps the hub and workspaces of a host-agent worker open between commands."""
 
 from __future__ import annotations
 

@@ -132,7 +132,9 @@ def resolve_name(call: CliCall, name: str | None) -> str:
         return ""
     if len(known) == 1:
         return next(iter(known))
-    raise Invalid("which_machine", "which machine? name one with -w (`ortet ps` lists them)")
+    raise Invalid(
+        "which_machine", "several machines live: name one with -w (`ortet ps` lists them)"
+    )
 
 
 def _machine_of_directory(call: CliCall, directory: Path) -> str:
@@ -209,7 +211,8 @@ def run_in_agent(
     except client.DaemonLost as error:
         os.close(read)
         raise Unavailable(
-            "agent_lost", "the host agent ended in the middle of this: look with `ortet ps`"
+            "agent_lost",
+            "the host agent ended during the command: check the machines with `ortet ps`",
         ) from error
     finally:
         os.close(write)
@@ -225,6 +228,6 @@ def _check_agent_allowed() -> None:
     if is_agent_off():
         raise Unsupported(
             "agent_off",
-            "a machine lives on in the host agent, which ORTET_AGENT=off forbids: unset it, or "
+            "a live machine needs the host agent, which ORTET_AGENT=off turns off: unset it, or "
             "keep the machine in a program of your own (hub.workspace)",
         )

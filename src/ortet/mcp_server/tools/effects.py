@@ -81,7 +81,7 @@ def artifact(
     already, this is its next version. All versions are kept.
     """
     if sum((data is not None, blob is not None, bool(link))) > 1:
-        raise Invalid("bad_arguments", "data, blob or link? give one of them")
+        raise Invalid("bad_arguments", "data, blob and link exclude each other: give one of them")
     content: str | bytes | None = data
     if blob is not None:
         try:
@@ -204,7 +204,9 @@ def settle(
     tried again.
     """
     if failed and outcome is not None:
-        raise Invalid("bad_arguments", "what was not done has no outcome: give outcome or failed")
+        raise Invalid(
+            "bad_arguments", "an action that failed has no outcome: give outcome or failed"
+        )
     with desk.read_session() as view:
         id_ = match_id((one.id for one in view.effects()), effect) or effect
     with desk.open_session() as session:

@@ -50,7 +50,7 @@ class Authenticator:
         """
         shown = connection.headers.getlist("authorization")
         if len(shown) > 1:  # a proxy may have checked the other one
-            raise Unauthorized("bad_token", "two tokens are shown: show one")
+            raise Unauthorized("bad_token", "the request has two tokens: send one")
         scheme, _, token = "".join(shown).partition(" ")
         if scheme.lower() == "bearer" and token:
             return self.caller_of_token(token.strip())
@@ -63,8 +63,8 @@ class Authenticator:
             return self.caller_of_token(cookie)
         raise Unauthorized(
             "no_token",
-            "say who you are: Authorization: Bearer TOKEN, which hubs and the command line take "
-            "from $ORTET_TOKEN; `ortet access create` makes one",
+            "the request has no token: send Authorization: Bearer TOKEN, which hubs and the "
+            "command line take from $ORTET_TOKEN; `ortet access create` makes one",
         )
 
     def caller_of_token(self, token: str) -> Caller:
@@ -72,7 +72,7 @@ class Authenticator:
         found = self._find_caller(token)
         if found is None:
             raise Unauthorized(
-                "bad_token", "this token is unknown, revoked or out of time: get another"
+                "bad_token", "this token is unknown, revoked or expired: get another"
             )
         return found
 
@@ -118,7 +118,10 @@ class Authenticator:
             other = origin is not None and _origin_host(origin) != here
             foreign = other or site not in _SAME_SITE_VALUES
         if foreign:
-            raise Refused("foreign_page", "a page of another site asks: only our own pages may")
+            raise Refused(
+                "foreign_page",
+                "the request comes from a page of another site: send it from a page of this server",
+            )
 
 
 def _origin_host(origin: str) -> str:

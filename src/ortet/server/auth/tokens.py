@@ -78,7 +78,9 @@ class Caller(msgspec.Struct, frozen=True):
         """
         if self.agents:
             raise Refused(
-                "token_agents", "this is about all agents, and the token is for some: use another"
+                "token_agents",
+                "the operation covers all agents, and the token is limited to some: use "
+                "another token",
             )
         if not self.raw:
             raise Refused(

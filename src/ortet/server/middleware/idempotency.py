@@ -180,7 +180,9 @@ class _IdempotentRequest:
             return row.answer
         if row.large:
             raise Conflict(
-                "done_before", "this was done, and its answer was too large to keep: look at it"
+                "done_before",
+                "this request was done before, and its answer was too large to store: "
+                "read the result",
             )
         if row.lost or has_owner_exited(self._hub, row.owner):
             raise Unsettled(
@@ -188,7 +190,9 @@ class _IdempotentRequest:
                 "the server failed while it did this: look whether it was done, and ask with "
                 "another key",
             )
-        raise Conflict("in_progress", "this request is being done: ask again for its answer")
+        raise Conflict(
+            "in_progress", "a request with this key is in progress: repeat it to get the answer"
+        )
 
     def _write(self, row: IdempotencyRow | None, *others: RowChange) -> None:
         value = None if row is None else encode(row)

@@ -207,7 +207,7 @@ class Health:
 
     async def _ready(self, _: Request) -> Response:
         if self.stopping:
-            raise Unavailable("stopping", "this server is stopping: ask another")
+            raise Unavailable("stopping", "this server is stopping: use another server")
         found = await run_checks(self._checks)
         answer = {"ready": True, "not_well": found} if found else {"ready": True}
         return Response(msgspec.json.encode(answer), media_type=JSON)

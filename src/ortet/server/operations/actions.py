@@ -129,7 +129,7 @@ def settle(session: Session, ask: Settle) -> EventInfo:
     known.
     """
     if (ask.failed or ask.error) and ask.outcome is not None:
-        raise Invalid("bad_request", "what was not done has no outcome: give outcome or error")
+        raise Invalid("bad_request", "an action that failed has no outcome: give outcome or error")
     event = session.settle(ask.effect, ask.outcome, failed=ask.failed, error=ask.error)
     return recorded_event_info(session, event)
 

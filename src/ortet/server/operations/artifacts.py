@@ -60,7 +60,7 @@ def artifact(session: Session, ask: KeepArtifact) -> Artifact:
     bytes.
     """
     if ask.link and ask.data is not None:
-        raise Invalid("bad_request", "link or data? give one of them")
+        raise Invalid("bad_request", "link and data exclude each other: give one of them")
     if not ask.link and ask.data is None and not session.row.has_files:
         raise Invalid("no_workspace", f"the session has no file {ask.name!r}: give link or data")
     return session.artifact(

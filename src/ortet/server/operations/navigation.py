@@ -83,7 +83,7 @@ def fork(session: Session, ask: ForkSessionRequest, caller: Caller) -> SessionFo
     if ask.names and ask.n not in (1, len(ask.names)):
         raise Invalid("bad_count", f"{ask.n} forks, {len(ask.names)} names: leave one of them out")
     if ask.at is not None and ask.event is not None:
-        raise Invalid("bad_request", "from a commit, or from an event? leave `at` or `event` out")
+        raise Invalid("bad_request", "`at` and `event` exclude each other: leave one of them out")
     at = resolve_ref(session, ask.at) if ask.at is not None else None
     if ask.machine:
         check_move_access(caller, session.row, hub=hub_of(session), parts=FORK_PARTS, commit=at)

@@ -106,7 +106,7 @@ def turn(rooms: SessionPool, ask: CarriedTurn, caller: Caller, key: str) -> Carr
     """
     if ask.carry is None:
         if ask.session is None:
-            raise Invalid("bad_request", "which session? give its name, or what you carry")
+            raise Invalid("bad_request", "no session is given: give its name, or a carry token")
         name, agent = ask.session, check_agent_visible(caller, ask.agent)
         goal = ask.goal
         with rooms.open_by_name(
@@ -114,7 +114,9 @@ def turn(rooms: SessionPool, ask: CarriedTurn, caller: Caller, key: str) -> Carr
         ) as session:
             return _record_carried_turn(session, ask, key)
     if ask.session is not None or ask.goal:
-        raise Invalid("bad_request", "what you carry says which session it is: leave that out")
+        raise Invalid(
+            "bad_request", "the carry token names the session: leave session and agent out"
+        )
     with rooms.hub() as hub:
         held = read_carry(hub.session_manager.store, ask.carry)
     with rooms.open_session(rooms.row(held.session, caller.sees)) as session:

@@ -211,7 +211,9 @@ def _check_pack(read: frame.ReadAt, size: int, objects: LocalObjectStore) -> Non
     except (Corrupt, Unsupported) as error:
         raise Invalid("bad_pack", f"this is no pack ({error.message})") from error
     if end != size or not size:
-        raise Invalid("bad_pack", "this is no pack: it ends within a frame; send it again")
+        raise Invalid(
+            "bad_pack", "the upload is not a pack, because it ends within a frame: send it again"
+        )
 
 
 _MEMORY_BUFFER_BYTES = 1 << 20
@@ -277,7 +279,7 @@ class _RawBucketRoutes:
     def _size(self, view: RawBucketView, body: bytes) -> Response:
         keys = parse_call(KeysRequest, body).keys
         if len(keys) != 1:
-            raise Invalid("bad_call", "a size is that of one key: give one")
+            raise Invalid("bad_call", "a size needs one key: give one")
         return Response(pack(view.size(keys[0])), media_type=CONTENT_TYPE)
 
     def _ranges(self, view: RawBucketView, body: bytes) -> Response:

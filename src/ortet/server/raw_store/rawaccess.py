@@ -108,7 +108,7 @@ async def body_chunks(
             told = TooSlow("too_slow", f"nothing came for {timeout:g} s: send it anew")
             raise close_connection_after(request, told) from None
         except ClientDisconnect:
-            raise Invalid("cut_off", "the body ended too soon: send it anew") from None
+            raise Invalid("cut_off", "the body ended too early: send it again") from None
         if piece is None:
             return
         yield piece

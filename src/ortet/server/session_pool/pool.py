@@ -273,7 +273,8 @@ class SessionPool:
         with self._slot(row.id) as room, room.exclusive(self._wait_timeout):
             if room.is_busy():
                 raise Unavailable(
-                    "session_busy", "programs run in its machine: end them first, or try again"
+                    "session_busy",
+                    "programs run in the machine of the session: end them first, or try again",
                 )
             self._slots.release(room)
             request_handover(self._shared_hub.signal, row.id)

@@ -152,7 +152,7 @@ class SessionSlot:
             if full or not self.lock.acquire(timeout=timeout):
                 raise Unavailable(
                     "session_busy",
-                    "the session is doing something else: try again, or leave it a comment",
+                    "the session is busy: try again, or add a comment to it",
                 )
         finally:
             if not full:

@@ -110,7 +110,9 @@ class SlotTable:
     def check(self) -> None:
         """Raise Unavailable if the server is stopping."""
         if self.closed:
-            raise Unavailable("stopping", "this server is stopping: ask another, or try again")
+            raise Unavailable(
+                "stopping", "this server is stopping: use another server, or try again"
+            )
 
     @contextmanager
     def use_slot(self, session: str) -> Iterator[SessionSlot]:

@@ -79,7 +79,9 @@ class Tenants:
             return found
         with self._lock:
             if self._closed:
-                raise Unavailable("stopping", "this server is stopping: ask another, or try again")
+                raise Unavailable(
+                    "stopping", "this server is stopping: use another server, or try again"
+                )
             if tenant not in self._pools:
                 self._pools[tenant] = self._open_pool(tenant_store(self._root, tenant))
             return self._pools[tenant]

@@ -74,7 +74,9 @@ class Streams:
     def check(self) -> None:
         """Raise Unavailable if the server is stopping or has too many streams."""
         if self.stopping:
-            raise Unavailable("stopping", "this server is stopping: ask another, or try again")
+            raise Unavailable(
+                "stopping", "this server is stopping: use another server, or try again"
+            )
         most = (
             self.context.rate_limiter.settings.streams
         )  # each stream uses a connection and some memory

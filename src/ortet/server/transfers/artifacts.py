@@ -130,6 +130,6 @@ async def get_artifact(streams: Streams, request: Request, ask: GetArtifact) -> 
 
 def _find(pool: SessionPool, session: str, name: str, version: int | None) -> Artifact:
     if "\0" in name:
-        raise Invalid("bad_name", "an artifact's name has no NUL: give the name that it has")
+        raise Invalid("bad_name", "the name of an artifact contains a NUL: give a name without one")
     with pool.view(session) as view:
         return find(view.state.artifacts, name, version)

@@ -81,7 +81,7 @@ def _export_bundle(
 async def send_bundle(streams: Streams, request: Request, ask: SendBundle) -> Response:
     """Import a bundle. The whole bundle is verified before a branch is made."""
     if not ask.name or "/" in ask.name or len(ask.name) > 200 or not ask.name.isprintable():
-        raise Invalid("bad_name", "a short word says where a bundle came from: give name=")
+        raise Invalid("bad_name", "a bundle needs a short name for its origin: give name=")
     rooms, caller = streams.session_pool(request), request.state.caller
     async with receive_upload(streams, request, rooms.upload_directory) as upload:
         asked = f"POST {request.url.path}?{request.url.query}\n".encode() + upload.digest

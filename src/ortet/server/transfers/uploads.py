@@ -92,7 +92,7 @@ async def receive_upload(
         try:
             await _receive_body(streams, request, upload, directory, largest)
         except ClientDisconnect:
-            raise Invalid("cut_off", "the body ended too soon: send it anew") from None
+            raise Invalid("cut_off", "the body ended too early: send it again") from None
         upload.check_digest(request)
         if not await streams.is_authorized(request):
             raise token_revoked()

@@ -109,7 +109,8 @@ def store(page_request: PageRequest) -> Response:
     """Render the storage page. It is about all agents, so tokens limited to some are refused."""
     if page_request.caller.agents:
         raise Refused(
-            "token_agents", "this is about all agents, and the token is for some: use another"
+            "token_agents",
+            "the operation covers all agents, and the token is limited to some: use another token",
         )
     with page_request.hub() as hub:
         found = build_storage_page(hub)

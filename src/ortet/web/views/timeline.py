@@ -45,7 +45,9 @@ def compare_page(page_request: PageRequest) -> Response:
             number = page_request.query["file"]
             plain = number.isascii() and number.isdigit() and len(number) < 10
             if not (plain and int(number) < len(changes)):
-                raise NotFound("no_file", "the two differ in no such file: load the page again")
+                raise NotFound(
+                    "no_file", "the two commits do not differ in this file: load the page again"
+                )
             return page_request.render(
                 "patch.html", patch=file_patch(hub.objects, changes[int(number)])
             )
