@@ -34,7 +34,6 @@ OPEN_INHERITANCE = {
     "Session": "sessions: to be composed",
     "SessionReader": "sessions: to be composed",
     "RemoteObjectStore": "objects: shares the read path of the local store, which is hot",
-    "RemotePackSet": "objects: shares the look-ups of the local pack set, which are hot",
 }
 """Class -> why it may still inherit from a concrete class. Never add a name."""
 

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,7 +21,7 @@ from ortet.ids import OID_BYTES, Clock, Oid, Random, uuid7
 from ortet.objects.base import Kind, ObjectStore
 from ortet.objects.gc.lock import FileFence, SweepLock
 from ortet.objects.layout import SpaceGuard, open_layout
-from ortet.objects.pack_set import PackSet
+from ortet.objects.pack_set import LocalPackStorage, PackSet, PackStorage
 from ortet.objects.source import FrameCache, FrameSource, ObjectLocation, kind_of, no_object
 from ortet.objects.tail import SEAL_BYTES, Tail, storage_error
 from ortet.objects.writer import DiskFlush, FlushTarget, ObjectWriter
@@ -157,7 +157,8 @@ class LocalObjectStore(ObjectStore):
         self.bucket = bucket
         self.cache = FrameCache()
         self.space = SpaceGuard(self.layout, bucket, clock=clock, quota=quota, reserve=reserve)
-        self.pack_set = self._make_pack_set(lambda: uuid7(clock, random))
+        new_id = partial(uuid7, clock, random)
+        self.pack_set = PackSet(self.layout, self._make_pack_storage(new_id), new_id=new_id)
         self.writer = ObjectWriter(
             self.pack_set,
             self._make_flush_target(),
@@ -178,8 +179,8 @@ class LocalObjectStore(ObjectStore):
     def _make_sweep_lock(self) -> SweepLock:
         return SweepLock(FileFence(self.layout.local))
 
-    def _make_pack_set(self, new_id: Callable[[], str]) -> PackSet:
-        return PackSet(self.layout, self.bucket, key_id=self.hasher.key_id, new_id=new_id)
+    def _make_pack_storage(self, new_id: Callable[[], str]) -> PackStorage:
+        return LocalPackStorage(self.layout, self.bucket, key_id=self.hasher.key_id, new_id=new_id)
 
     def _make_flush_target(self) -> FlushTarget:
         return DiskFlush(self.pack_set, self.space)

@@ -7,15 +7,15 @@ epoch. Writers that may not have seen the marks are refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Protocol
 
 from ortet._util.failpoints import failpoint
-from ortet.errors import Unsupported
 from ortet.ids import Clock, Oid
 from ortet.objects.base import ReferenceParser
 from ortet.objects.gc.repack import choose_packs
 from ortet.objects.gc.sweep import MIN_GARBAGE_FRACTION, Progress, Roots, SweepReport, SweepRun
-from ortet.objects.remote.pack_set import DELETION_MARK_SUFFIX, RemotePackSet
+from ortet.objects.remote.pack_set import DELETION_MARK_SUFFIX
 from ortet.objects.remote.store import RemoteObjectStore
 from ortet.objects.source import FrameSource
 from ortet.objects.tail import pack_key
@@ -77,8 +77,6 @@ class _RemoteSweep:
         min_garbage: float,
         cutoff_ns: int,
     ) -> None:
-        if not isinstance(objects.pack_set, RemotePackSet):
-            raise Unsupported("local_store", "this store is on this host: sweep it as such")
         self._objects = objects
         self._pack_set = objects.pack_set
         self._min_garbage = min_garbage
@@ -89,7 +87,7 @@ class _RemoteSweep:
             parse_references,
             dry_run=dry_run,
             choose=self._choose_packs,
-            prefetch=self._pack_set.prefetch_small_packs,
+            prefetch=partial(objects.pack_storage.prefetch_small_packs, objects.pack_set),
         )
         self.report = self._run.report
 

@@ -11,17 +11,16 @@ from pathlib import Path
 from ortet.backends.base import Bucket
 from ortet.backends.object_storage.upload_queue import QueuedBucket
 from ortet.errors import Conflict, Corrupt, NotFound, OrtetError
-from ortet.ids import Oid
 from ortet.objects.group import GROUP_SUFFIX as GROUP
 from ortet.objects.group import MERGE_MIN_TABLES
 from ortet.objects.layout import StoreLayout
-from ortet.objects.pack import Pack, PackFile, PackSource, pack_sizes
+from ortet.objects.pack import Pack, PackSource, pack_sizes
 from ortet.objects.pack_index import PackIndex, encode_index, write_index
-from ortet.objects.pack_set import PackSet
+from ortet.objects.pack_set import PackSet, PackStorage
 from ortet.objects.recovery import create_tail
 from ortet.objects.remote.pack import FETCH_WHOLE_MAX_BYTES, RemotePackFile, RemoteTail
 from ortet.objects.remote.pack_cache import PackCache
-from ortet.objects.source import AutoClosingFd, ObjectLocation
+from ortet.objects.source import AutoClosingFd
 from ortet.objects.tail import TAIL_SUFFIX as TAIL
 from ortet.objects.tail import Tail, pack_key, storage_error
 
@@ -44,12 +43,14 @@ _FETCH_BATCH_BYTES, _FETCH_BATCH_PACKS = 32 << 20, 1024
 _PackAndFile = tuple[Pack, RemotePackFile]
 
 
-class RemotePackSet(PackSet):
-    """The frame sources of a handle on a remote store.
+class RemotePackStorage(PackStorage):
+    """Tails of this handle, with packs in a remote bucket.
 
     A tail exists only until the next flush uploads it. Nothing in it was reported as durable, so a
-    tail that a dead process left is deleted. `foreign_tails` are the tails of a parent of fork(2).
+    tail that a dead process left is deleted. Foreign tails are those of a parent of fork(2).
     """
+
+    keeps_parent_tails = True
 
     def __init__(
         self,
@@ -60,8 +61,10 @@ class RemotePackSet(PackSet):
         new_id: Callable[[], str],
         cache: PackCache,
     ) -> None:
-        super().__init__(layout, bucket, key_id=key_id, new_id=new_id)
-        self.marked_for_deletion: frozenset[str] = frozenset()
+        self._layout = layout
+        self._bucket = bucket
+        self._key_id = key_id
+        self._new_id = new_id
         self._cache = cache
         self.uses_memory_tails = False  # True while the disk has no space for tails
         self._remove_stale_tails()
@@ -74,52 +77,33 @@ class RemotePackSet(PackSet):
                 if tail.is_unlocked():
                     path.unlink()
 
-    def find_durable(self, oid: Oid) -> ObjectLocation | None:
-        """Return a location outside packs that are marked for deletion.
+    def change_token(self) -> object:
+        return None
 
-        A writer must not rely on a marked pack.
-        """
-        spot = super().find_durable(oid)
-        if spot is None or spot[0].id not in self.marked_for_deletion:
-            return spot
-        return next(
-            (spot for spot in self.copies(oid) if spot[0].id not in self.marked_for_deletion), None
-        )
-
-    def find(self, oid: Oid) -> ObjectLocation | None:
-        return super().find(oid) or (
-            super().find_durable(oid) if self.marked_for_deletion else None
-        )
-
-    def refresh_if_changed(self) -> bool:
-        self.refresh()
-        return True
-
-    def refresh(self, *, reload_tails: bool = False, after_sweep: bool = False) -> None:
-        with self._lock:
-            listed = list(self._bucket.list(_PREFIX))
-            sizes = pack_sizes(listed)
-            self.marked_for_deletion = frozenset(pack_sizes(listed, DELETION_MARK_SUFFIX))
-            known = {pack.id: pack for pack in self.packs if not reload_tails or pack.sealed}
-            packs: list[PackSource] = []
-            for id_, size in sizes.items():
-                pack = known.get(id_)
-                same = pack is not None and pack.sealed and pack.end == size
-                packs.append(pack if same and pack is not None else self._make_pack(id_, size))
-            if after_sweep:
-                self._evict_swept_packs(set(sizes))
-            new_packs = [pack for pack in packs if isinstance(pack, Pack) and pack.id not in known]
-            self._fetch_groups(pack_sizes(listed, GROUP), new_packs)
-            mine = {tail.id for tail in self.own_tails}
-            packs = [pack for pack in packs if pack.id not in mine]
-            for id_, size in pack_sizes(listed, TAIL).items():
-                tail = known.get(id_)
-                if not isinstance(tail, RemoteTail):
-                    tail = RemoteTail(self._bucket, id_, key_id=self._key_id)
-                with contextlib.suppress(NotFound, Corrupt):  # sealed since the listing
-                    tail.advance(size)
-                    packs.append(tail)
-            self._set_packs(packs)
+    def refresh(self, packs: PackSet, *, reload_tails: bool, after_sweep: bool) -> None:
+        listed = list(self._bucket.list(_PREFIX))
+        sizes = pack_sizes(listed)
+        packs.marked_for_deletion = frozenset(pack_sizes(listed, DELETION_MARK_SUFFIX))
+        known = {pack.id: pack for pack in packs.packs if not reload_tails or pack.sealed}
+        found: list[PackSource] = []
+        for id_, size in sizes.items():
+            pack = known.get(id_)
+            same = pack is not None and pack.sealed and pack.end == size
+            found.append(pack if same and pack is not None else self._open_pack(id_, size))
+        if after_sweep:
+            self._evict_swept_packs(set(sizes))
+        new_packs = [pack for pack in found if isinstance(pack, Pack) and pack.id not in known]
+        self._fetch_groups(pack_sizes(listed, GROUP), new_packs)
+        mine = {tail.id for tail in packs.own_tails}
+        found = [pack for pack in found if pack.id not in mine]
+        for id_, size in pack_sizes(listed, TAIL).items():
+            tail = known.get(id_)
+            if not isinstance(tail, RemoteTail):
+                tail = RemoteTail(self._bucket, id_, key_id=self._key_id)
+            with contextlib.suppress(NotFound, Corrupt):  # sealed since the listing
+                tail.advance(size)
+                found.append(tail)
+        packs.set_packs(found)
 
     def _evict_swept_packs(self, ids: set[str]) -> None:
         """Delete cached files and indexes of packs that no longer exist."""
@@ -142,11 +126,11 @@ class RemotePackSet(PackSet):
                     PackIndex(data)  # raises Corrupt if the header is damaged
                     write_index(path, data, sync=False)
 
-    def prefetch_small_packs(self) -> None:
+    def prefetch_small_packs(self, pack_set: PackSet) -> None:
         """Fetch all small packs that are not cached, many at once, because all will be read."""
         wanted = [
             (pack, pack.file)
-            for pack in self.packs
+            for pack in pack_set.packs
             if isinstance(pack, Pack)
             and isinstance(pack.file, RemotePackFile)
             and pack.end <= FETCH_WHOLE_MAX_BYTES
@@ -160,18 +144,16 @@ class RemotePackSet(PackSet):
                     file.cache_whole(data)
                     pack.build_index()
         before = 0
-        while len(self.tables) >= MERGE_MIN_TABLES and len(self.tables) != before:
-            before = len(self.tables)
+        while len(pack_set.tables) >= MERGE_MIN_TABLES and len(pack_set.tables) != before:
+            before = len(pack_set.tables)
             with contextlib.suppress(OrtetError, OSError):
-                self.merge_tables(_MERGE_BATCH_INDEXES)
+                pack_set.merge_tables(_MERGE_BATCH_INDEXES)
 
-    def _open_pack(self, id_: str, size: int) -> PackFile:
-        return RemotePackFile(self._bucket, id_, size=size, cache=self._cache)
+    def _open_pack(self, id_: str, size: int) -> Pack:
+        file = RemotePackFile(self._bucket, id_, size=size, cache=self._cache)
+        return Pack(file, id_, size=size, index_dir=self._layout.index, key_id=self._key_id)
 
     # our own tails
-
-    def acquire_tail(self) -> Tail:
-        return self.new_tail()
 
     def is_write_through(self) -> bool:
         """Return True if a flush uploads before it returns. No local file is needed then."""
@@ -181,7 +163,7 @@ class RemotePackSet(PackSet):
         """Return True if the tail is in a memfd."""
         return tail.key.startswith(_MEMORY_TAIL_PREFIX)
 
-    def _create_tail(self) -> Tail:
+    def create_tail(self) -> Tail:
         if self.uses_memory_tails:
             path = self._layout.tail_path(f"{_MEMORY_TAIL_PREFIX}{self._new_id()}")
             return Tail(path, AutoClosingFd(os.memfd_create(path.name)), key_id=self._key_id)
@@ -193,44 +175,48 @@ class RemotePackSet(PackSet):
                 return tail
             attempt += 1
 
-    def adopt_all(self) -> list[Tail]:
-        return []
+    def adopt_tail(self, own: Sequence[Tail]) -> Tail | None:
+        del own
+        return None
 
-    def seal(self, tail: Tail, *, solid: bool = False) -> None:
+    def seal(self, tail: Tail, *, solid: bool) -> Pack:
         """Upload one of our tails as a pack. It is durable on return."""
         del solid  # its frames were compressed when they were written
-        if not tail.end:
-            self._release_tail(tail)
-            return
-        pack = self.publish(tail)
+        pack = self.publish(tail, is_own=True)
         self._cache.link_file(f"{pack.id}.pack", tail.path)
-        with self._lock:
-            self.packs = (pack, *self.packs)
-            self._set_tables((pack, *self.tables))
-            self.own_tails = tuple(other for other in self.own_tails if other is not tail)
+        return pack
+
+    def add_pack(self, packs: PackSet, pack: Pack) -> None:
+        packs.packs = (pack, *packs.packs)
+        packs.set_tables((pack, *packs.tables))
+
+    def after_seal(self, tail: Tail) -> None:
         with contextlib.suppress(OSError):
             tail.path.unlink(missing_ok=True)
-        tail.release()
 
-    def publish(self, tail: Tail) -> Pack:
+    def before_release(self, own: Sequence[Tail]) -> None:
+        for tail in own:
+            tail.discard()
+
+    def publish(self, tail: Tail, *, is_own: bool = False) -> Pack:
         """Upload the frames of a tail, ours or a parent's, as a pack, and return the pack."""
         for attempt in count():
             # Ids of several hosts, or of a copied host, may collide.
             id_ = tail.id.removeprefix(_MEMORY_TAIL_PREFIX) + (f"-{attempt}" if attempt else "")
             try:
-                self._upload_tail(pack_key(id_), tail)
+                self._upload_tail(pack_key(id_), tail, is_own=is_own)
                 break
             except Conflict as error:
                 if error.kind != "exists":
                     raise
         entries = [(oid, 0, *spot[1:]) for oid, spot in tail.locations()]
-        pack = self._make_pack(id_, tail.end)
+        pack = self._open_pack(id_, tail.end)
         with contextlib.suppress(OSError):
             data = encode_index([(id_, tail.end)], entries)
             write_index(pack.index_path, data, sync=False)
         return pack
 
-    def _upload_tail(self, key: str, tail: Tail) -> None:
+    def _upload_tail(self, key: str, tail: Tail, *, is_own: bool) -> None:
         if tail.end <= FETCH_WHOLE_MAX_BYTES or self.is_in_memory(tail):
             self._bucket.put(key, tail.read(0, tail.end))
             return
@@ -238,7 +224,7 @@ class RemotePackSet(PackSet):
         try:
             try:
                 copy.unlink(missing_ok=True)
-                if tail in self.own_tails:
+                if is_own:
                     tail.trim()
                     os.link(tail.path, copy)  # put_file consumes the file
                 else:  # the tail of a parent that may still write to it
@@ -249,16 +235,6 @@ class RemotePackSet(PackSet):
         finally:
             with contextlib.suppress(OSError):
                 copy.unlink(missing_ok=True)
-
-    def release(self) -> None:
-        for tail in self.own_tails:
-            self.discard(tail)
-        super().release()
-
-    def after_fork(self) -> list[Tail]:
-        parents = super().after_fork()
-        self.foreign_tails = (*self.foreign_tails, *parents)
-        return parents
 
 
 def _fetch_batches(packs: Sequence[_PackAndFile]) -> Iterator[list[_PackAndFile]]:

@@ -22,9 +22,9 @@ from ortet.objects.base import Kind
 from ortet.objects.gc.lock import SweepLock
 from ortet.objects.layout import SpaceGuard
 from ortet.objects.pack import Pack
-from ortet.objects.pack_set import PackSet
+from ortet.objects.pack_set import PackSet, PackStorage
 from ortet.objects.remote.pack_cache import CACHE_LIMIT_BYTES, PackCache
-from ortet.objects.remote.pack_set import RemotePackSet
+from ortet.objects.remote.pack_set import RemotePackStorage
 from ortet.objects.remote.write_fence import WriteFence, refuse_remote
 from ortet.objects.store import Durability, LocalObjectStore
 from ortet.objects.tail import SEAL_BYTES, Tail
@@ -81,19 +81,19 @@ class RemoteObjectStore(LocalObjectStore):
     def _make_sweep_lock(self) -> SweepLock:
         return SweepLock(WriteFence(self._epochs))
 
-    def _make_pack_set(self, new_id: Callable[[], str]) -> PackSet:
+    def _make_pack_storage(self, new_id: Callable[[], str]) -> PackStorage:
         self._pack_cache = PackCache(self.layout.local / "kept", self._cache_bytes)
-        self._remote_pack_set = RemotePackSet(
+        self.pack_storage = RemotePackStorage(
             self.layout,
             self.bucket,
             key_id=self.hasher.key_id,
             new_id=new_id,
             cache=self._pack_cache,
         )
-        return self._remote_pack_set
+        return self.pack_storage
 
     def _make_flush_target(self) -> FlushTarget:
-        return UploadFlush(self._remote_pack_set, self.space)
+        return UploadFlush(self.pack_set, self.pack_storage, self.space)
 
     @property
     def durable(self) -> Durability:
@@ -167,12 +167,13 @@ class UploadFlush(FlushTarget):
 
     compress_at_flush = True
 
-    def __init__(self, pack_set: RemotePackSet, space: SpaceGuard) -> None:
+    def __init__(self, pack_set: PackSet, storage: RemotePackStorage, space: SpaceGuard) -> None:
         self._pack_set = pack_set
+        self._storage = storage
         self._space = space
 
     def check_space(self, tail: Tail, size: int) -> None:
-        if not self._pack_set.is_in_memory(tail):
+        if not self._storage.is_in_memory(tail):
             self._space.check(size)
 
     def make_room(self, error: Refused | Unavailable, tail: Tail | None) -> Tail | None:
@@ -182,26 +183,26 @@ class UploadFlush(FlushTarget):
         """
         if error.kind not in ("disk_full", "disk_reserve"):
             raise error
-        if not self._pack_set.is_write_through():
+        if not self._storage.is_write_through():
             raise type(error)(
                 error.kind,
                 f'{error.message}; or commit with durable="remote", which needs no room here',
                 **error.details,
             ) from error
-        self._pack_set.uses_memory_tails = True
+        self._storage.uses_memory_tails = True
         # `sync_own_tails` seals the tail on the disk together with the others.
-        return tail if tail is not None and self._pack_set.is_in_memory(tail) else None
+        return tail if tail is not None and self._storage.is_in_memory(tail) else None
 
     def sync_own_tails(self, writer: ObjectWriter) -> None:
         writer.wait_for_seals()
         for tail in writer.detach_tail():
             self._pack_set.seal(tail)
-        self._pack_set.uses_memory_tails = False
+        self._storage.uses_memory_tails = False
 
     def sync_foreign(self, tail: Tail) -> None:
         """Upload the tail of a parent of fork(2), because the parent may never do it."""
         if tail.end:
-            self._pack_set.publish(tail)
+            self._storage.publish(tail)
             self._pack_set.refresh()
 
     def after_sync(self) -> None:
