@@ -43,6 +43,7 @@ READ = {
     "facts": "list_facts",
     "handover": "handover",
     "lineage": "lineage",
+    "log": "list_commits",
     "messages": "list_messages",
     "model_calls": "model_calls show_model_call",
     "notes": "notes",
@@ -71,6 +72,7 @@ WRITTEN = {
     "compact": "compact",
     "decide": "decide",
     "diff": "diff diff_own diff_present",
+    "drop": "remove",
     "expose": "expose",
     "forget": "forget",
     "fork": "fork",
@@ -159,20 +161,29 @@ _WITHIN = "one half of the library calls it on the other"
 _OBJECT = "a Python object that is used within its process"
 _CARE = "the server sees to it by itself"
 
+FACETS = "a facet, whose verbs are operations"
+
 LOCAL = {
+    **dict.fromkeys(
+        ("conversation", "memory", "actions", "accounting", "artifact_store", "external"), FACETS
+    ),
+    "programs": FACETS,
+    **dict.fromkeys(
+        ("internals", "manager", "pipeline", "navigation", "lifecycle", "files", "held_lease"),
+        _WITHIN,
+    ),
+    **dict.fromkeys(("environment_tracker", "fork_parent", "has_workspace", "restored"), _WITHIN),
+    **dict.fromkeys(("is_open", "publish", "start_replay"), _WITHIN),
     # views and sessions
     "store": _OBJECT,
-    "sessions": _OBJECT,
     "state": _OBJECT,
     "attached_files": _OBJECT,
     "path": "where the server's host has the files: clients read them over HTTP",
     "is_replaying": "a replay runs its caller's program, in that program's process",
-    "activate": _CARE,
     "close_tool_calls": _CARE,
     "commit_all_events": _WITHIN,
     "generated_directory": _WITHIN,
     "abandon": _CARE,
-    "probe_on_open": _CARE,
     "inherit_variables": _WITHIN,
     "drain_inbox": _CARE,
     "close_dangling_effects": _CARE,

@@ -18,6 +18,7 @@ from ortet.errors import Conflict, Invalid, NotFound, Refused, Unsettled
 from ortet.hub.hub import Hub
 from ortet.journal.event_chain import EventChain
 from ortet.journal.events import Tip
+from ortet.sessions.conversation import SessionPlan
 from ortet.testing.clock import ManualClock
 
 
@@ -388,3 +389,43 @@ def test_every_policy_keeps_what_was_committed(store: Path, durability: str) -> 
     with open_hub(store) as hub, hub.session("s") as s:
         assert len(s.messages()) == 500
         check_chain(hub, s.id)
+
+
+def test_plan_without_arguments_returns_the_plan(hub: Hub) -> None:
+    with hub.session("s") as s:
+        assert s.plan() == SessionPlan([], 0)
+        s.plan(["reproduce", "fix"])
+        s.advance()
+        assert (s.plan().steps, s.plan().step, s.plan().current) == (["reproduce", "fix"], 1, "fix")
+        s.advance()
+        assert s.plan().current == ""
+
+
+def test_log_lists_the_commits_of_the_session_newest_first(hub: Hub) -> None:
+    with hub.session("s") as s:
+        assert s.log() == []
+        s.say("user", "one")
+        first = s.commit("one")
+        s.say("user", "two")
+        second = s.commit("two")
+        assert [one.oid for one in s.log()] == [second.oid, first.oid]
+        assert [one.oid for one in s.log(limit=1)] == [second.oid]
+        s.restore(first)  # a commit record
+        assert [one.content for one in s.messages()] == ["one"]
+        assert [one.oid for one in hub.get(s.id).log()] == [first.oid]
+
+
+def test_drop_removes_the_session(hub: Hub) -> None:
+    with hub.session("s") as s:
+        s.say("user", "one")
+        s.drop()
+        with pytest.raises(NotFound):
+            hub.get(s.id)
+
+
+def test_a_session_opened_for_reading_refuses_to_write(hub: Hub) -> None:
+    with hub.session("s") as s:
+        s.say("user", "one")
+    with pytest.raises(Refused) as caught:
+        hub.get(s.id).conversation.say("user", "two")
+    assert caught.value.kind == "read_only"

@@ -1,7 +1,9 @@
 """Sessions: one agent with its journal, memory, files and budget.
 
-Start with `session.py`: `Session` is an open session with a lease. `reader.py` has `SessionReader`,
-which reads without a lease. `manager.py` has `SessionManager`, by which a hub opens, creates, lists
+Start with `session.py`: `Session` is an open session with a lease, a facade of facets and internal
+parts. They share the context in `context.py` and the steps of each verb in `writing/pipeline.py`.
+`lifecycle.py` pauses and closes. `reader.py` has `SessionReader`, the same facets without a lease.
+`manager.py` has `SessionManager`, by which a hub opens, creates, lists
 and forks sessions. `table.py` has the catalog row of a session and its status.
 
 - `writing`: events, lease hand-over, inbox, automatic commits
@@ -18,5 +20,5 @@ new timeline; effects and spends survive it.
 
 Imports: packages of the same layer (`hub`, `workspaces`, `store`, `vault`), then `machines`,
 `journal`, `memory`, `history` and below. Never `swarm` or `config`: the hub is given a
-`SwarmRunner` (`swarm_api.py`).
+`SwarmRunner` (`manager.py`).
 """

@@ -7,7 +7,9 @@ Refused("read_only").
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
+
+import msgspec
 
 from ortet._util.validation import (
     CALLABLE,
@@ -49,6 +51,21 @@ if TYPE_CHECKING:
 
 _MAX_TTL_SECONDS = 5e9
 """Highest lifetime of a note in seconds."""
+
+
+class SessionPlan(msgspec.Struct, frozen=True):
+    """The plan of a session: its steps in order, and the number of the current one, from 0.
+
+    `step` is the number of steps when the plan is finished.
+    """
+
+    steps: list[str]
+    step: int
+
+    @property
+    def current(self) -> str:
+        """Return the current step, or "" if the plan is finished or empty."""
+        return self.steps[self.step] if self.step < len(self.steps) else ""
 
 
 class Conversation:
@@ -109,7 +126,11 @@ class Conversation:
         return self._verbs.add_all("message", said) if said else []
 
     def think(self, text: str) -> Event:
-        """Record a thought of the agent. A thought is not a message of the conversation."""
+        """Record a thought of the agent. A thought is not a message of the conversation.
+
+        Args:
+            text: the thought.
+        """
         check_text(text=text)
         return self._verbs.add("thought", {"text": text})
 
@@ -134,8 +155,26 @@ class Conversation:
             data["expires"] = self._context.now() + int(ttl * 1e9)
         return self._verbs.add("note", data)
 
-    def plan(self, steps: Sequence[str]) -> Event:
-        """Set the plan: the steps in order. The first step becomes the current one."""
+    @overload
+    def plan(self) -> SessionPlan: ...
+
+    @overload
+    def plan(self, steps: Sequence[str]) -> Event: ...
+
+    def plan(self, steps: Sequence[str] | None = None) -> Event | SessionPlan:
+        """Set the plan, or return it.
+
+        Setting a plan makes its first step the current one.
+
+        Args:
+            steps: the steps in order; None returns the present plan.
+
+        Returns:
+            The event, or without arguments the plan with its `steps` and the current `step`.
+        """
+        if steps is None:
+            core = self._context.state.core
+            return SessionPlan(list(core.plan), core.step)
         return self._verbs.add("plan", {"steps": check_texts("steps", steps)})
 
     def advance(self, to: int | None = None) -> Event:
@@ -151,13 +190,24 @@ class Conversation:
         return self._verbs.add("step", {"step": step})
 
     def ask(self, text: str) -> str:
-        """Ask a question that stays open until it is answered. Return its id."""
+        """Ask a question that stays open until it is answered.
+
+        Args:
+            text: the question.
+
+        Returns:
+            The id of the question.
+        """
         check_text(text=text)
         event = self._verbs.add("question", {"id": self._verbs.new_id(), "text": text})
         return str(event.data["id"])
 
     def answer(self, question: str, answer: Any) -> Event:
-        """Answer a question by its id.
+        """Answer a question.
+
+        Args:
+            question: the id of the question.
+            answer: the answer, as plain data.
 
         Raises:
             NotFound: "no_question" if it was not asked.

@@ -284,6 +284,16 @@ class SessionReader:
         """Return all versions of all artifacts, by name."""
         return self.artifact_store.artifacts()
 
+    def log(self, *, limit: int | None = None) -> list[CommitInfo]:
+        """Return the commits of the session's branch, newest first.
+
+        Args:
+            limit: the largest number of commits to return.
+        """
+        store = self._context.store
+        head = store.catalog.head(f"branch:{self._context.row.branch}")
+        return list(store.history.log(head.oid, limit=limit)) if head is not None else []
+
     def environment(self) -> Environment | None:
         """Return the environment of the workspace as last recorded, or None."""
         return recorded_environments(self._context)[1]

@@ -35,7 +35,7 @@ from ortet.sessions.actions.budget import Budget
 from ortet.sessions.actions.effects import Intent
 from ortet.sessions.actions.session_actions import SessionActions
 from ortet.sessions.context import SessionContext
-from ortet.sessions.conversation import Conversation
+from ortet.sessions.conversation import Conversation, SessionPlan
 from ortet.sessions.environment.external_state import Browser
 from ortet.sessions.environment.handover import BRIEFING_TOKENS, Handover, HandoverWriter
 from ortet.sessions.environment.outside import ExternalState
@@ -316,7 +316,11 @@ class Session(SessionReader):
         return self.conversation.say_all(messages, key=key)
 
     def think(self, text: str) -> Event:
-        """Record a thought of the agent. A thought is not a message of the conversation."""
+        """Record a thought of the agent. A thought is not a message of the conversation.
+
+        Args:
+            text: the thought.
+        """
         return self.conversation.think(text)
 
     def note(self, key: str, value: Any, *, ttl: float | None = None) -> Event:
@@ -329,8 +333,25 @@ class Session(SessionReader):
         """
         return self.conversation.note(key, value, ttl=ttl)
 
-    def plan(self, steps: Sequence[str]) -> Event:
-        """Set the plan: the steps in order. The first step becomes the current one."""
+    @overload
+    def plan(self) -> SessionPlan: ...
+
+    @overload
+    def plan(self, steps: Sequence[str]) -> Event: ...
+
+    def plan(self, steps: Sequence[str] | None = None) -> Event | SessionPlan:
+        """Set the plan, or return it.
+
+        Setting a plan makes its first step the current one.
+
+        Args:
+            steps: the steps in order; None returns the present plan.
+
+        Returns:
+            The event, or without arguments the plan with its `steps` and the current `step`.
+        """
+        if steps is None:
+            return self.conversation.plan()
         return self.conversation.plan(steps)
 
     def advance(self, to: int | None = None) -> Event:
@@ -342,11 +363,22 @@ class Session(SessionReader):
         return self.conversation.advance(to)
 
     def ask(self, text: str) -> str:
-        """Ask a question that stays open until it is answered. Return its id."""
+        """Ask a question that stays open until it is answered.
+
+        Args:
+            text: the question.
+
+        Returns:
+            The id of the question.
+        """
         return self.conversation.ask(text)
 
     def answer(self, question: str, answer: Any) -> Event:
-        """Answer a question by its id.
+        """Answer a question.
+
+        Args:
+            question: the id of the question.
+            answer: the answer, as plain data.
 
         Raises:
             NotFound: "no_question" if it was not asked.
@@ -431,13 +463,23 @@ class Session(SessionReader):
         )
 
     def lesson(self, text: str, *, about: str = "", scope: str | None = None) -> str:
-        """Record what a failure taught, and return the id. See `learn`."""
+        """Record what a failure taught, and return the id.
+
+        Args:
+            text: the lesson.
+            about: its subject.
+            scope: who shares it; see `learn`.
+        """
         return self.memory.lesson(text, about=about, scope=scope)
 
     def forget(self, fact: str | Fact | RecallHit, *, why: str = "") -> Event:
         """Retract a fact. The fact and the reason stay recorded.
 
         A shared fact is retracted for others when the session commits.
+
+        Args:
+            fact: its id, a Fact or a hit.
+            why: the reason.
 
         Raises:
             NotFound: "no_fact" if it is not known or already retracted.
@@ -1023,6 +1065,17 @@ class Session(SessionReader):
             self._context.flush()
             self._context.services.hub.audit(self.id)
         self._lifecycle.end(CLOSED, why)
+
+    def drop(self) -> None:
+        """Pause the session and remove it with its events; see `hub.remove`.
+
+        Its commits stay until their reflog entries expire.
+
+        Raises:
+            Refused: "on_hold" if the session is on hold. It is paused then.
+        """
+        self.pause()
+        self._context.services.hub.remove(self.id)
 
     def archive(self, why: str = "") -> ArchiveRecord:
         """Pause the session and move it into one bundle. `hub.unarchive` restores it.

@@ -7,7 +7,7 @@ Start with `effects.py`: `EffectLog` records each action before and after it run
 - `budget`, `budget_math` and `bill`: limits and spends of a family of sessions;
 - `artifacts`: stored files with names and versions;
 - `model_calls`: recorded calls of a model;
-- `making`: the verbs of Session that use all of these.
+- `session_actions`, `accounting` and `artifact_store`: the facets of a session for these.
 
 Invariants: the intent of an action is durable before it runs. An action with a key runs once in its
 scope. Effects and spends are rows of the family and survive every restore. A spend is never refused

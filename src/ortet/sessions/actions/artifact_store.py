@@ -93,6 +93,7 @@ class ArtifactStore:
         link: str = "",
         why: str = "",
     ) -> tuple[dict[str, Any], Artifact]:
+        """Store the next version of an artifact, and return its event data and the artifact."""
         self._verbs.begin_change()
         text = artifacts.check_name(name)
         with self.store.writing():  # a sweep must not delete the content before the event exists

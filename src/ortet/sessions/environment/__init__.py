@@ -1,11 +1,11 @@
 """The environment of a session: what surrounds its workspace and is not restored with its files.
 
-Start with `tracker.py`: the verbs `environment` and `handover`, and when they run automatically.
+Start with `tracker.py`: when the environment is probed and recorded.
 
 - `probe`, `git_state` and `rooted`: read packages, hosts, resolver and git state of a machine;
 - `variables`: environment variables of commands, recorded and restored;
 - `environments`: the recorded environment now and at a commit;
-- `external_state` and `outside`: collaborations, rate limits, tokens and browsers;
+- `outside` (the facet) and `external_state`: collaborations, rate limits, tokens and browsers;
 - `traces`: rows about these, which are removed or erased with a session;
 - `handover`: files for the next worker.
 

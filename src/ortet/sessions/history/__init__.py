@@ -1,12 +1,13 @@
 """Commit, restore, fork, merge, compare and replay of a session.
 
-Start with `navigation.py`: it has the verbs of Session. Then `participants.py`, which loads and
-seals session state and connects an open session with the commits of its files.
+Start with `navigation.py`: it commits and moves an open session. Then `participants.py`,
+which connects an open session with the commits of its files.
 
 - `commit`: moves the branch of a session without files
-- `forking`, `whatif` and `rewind`: sessions that continue from a commit or from an event
+- `forking`, `fork_session`, `whatif` and `rewind`: sessions that continue from a
+  commit or from an event
 - `merge`, `compare` and `preview`: merge of two sessions, differences, dry runs
-- `replay`: a session that replays its recorded events
+- `replay`: the parts by which a session replays its recorded events
 - `cross_host_files` and `shared_directory`: files that move between hosts or sessions
 - `swarm_results`: adopting and harvesting the attempts of a swarm
 - `lapsed`: what a restore does not bring back

@@ -1,7 +1,8 @@
 """Programs and kernels in the machine of a session.
 
-Start with `programs.py`: the verbs for services, shells and ports, which are actions of the
-session. `kernels.py` has the verb `kernel`, and the kernels whose runs are recorded as actions.
+Start with `programs.py`: the facet for commands, services, shells, ports and kernels, which are
+actions of the session. `session_files.py` opens the workspace. `kernels.py` has the kernels
+whose runs are recorded as actions.
 `scratch_workspace.py` makes the files of a session without a directory.
 
 Invariants: starting a program or running code is an action, with an intent before it and an outcome

@@ -1,12 +1,13 @@
 """Facts, episodes, recall and shared memory of a session.
 
-Start with `facts.py`: the reading verbs of a session, the facts that it sees, its own and shared
-ones, how it publishes facts, and contradictions. Then:
+Start with `session_memory.py`, the facet of a session. `facts.py` has the facts that it sees,
+its own and shared ones, how it publishes facts, and contradictions. Then:
 
 - `shared_scopes`: the shared memories of agents, users and projects, each an event log;
 - `recall`: search over events of sessions and scopes;
 - `context`: model context with recalled facts, and working memory;
 - `episodes` and `consolidate`: summaries of what happened, and facts extracted from them;
+- `briefing`: the mental state for the next worker;
 - `report`: Markdown, differences between commits.
 
 Invariants: a fact is an event; retracting it is an event too, and both stay recorded. A shared fact

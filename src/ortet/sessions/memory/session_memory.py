@@ -96,13 +96,23 @@ class SessionMemory:
         )
 
     def lesson(self, text: str, *, about: str = "", scope: str | None = None) -> str:
-        """Record what a failure taught, and return the id. See `learn`."""
+        """Record what a failure taught, and return the id.
+
+        Args:
+            text: the lesson.
+            about: its subject.
+            scope: who shares it; see `learn`.
+        """
         return self._fact("lesson", text, about, scope=scope)
 
     def forget(self, fact: str | Fact | RecallHit, *, why: str = "") -> Event:
         """Retract a fact. The fact and the reason stay recorded.
 
         A shared fact is retracted for others when the session commits.
+
+        Args:
+            fact: its id, a Fact or a hit.
+            why: the reason.
 
         Raises:
             NotFound: "no_fact" if it is not known or already retracted.
