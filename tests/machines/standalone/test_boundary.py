@@ -89,7 +89,13 @@ def start_script(name: str, *arguments: str) -> Iterator[tuple[Process, socket.s
     with ours, theirs:
         fd = theirs.fileno()
         command = [sys.executable, "-I", "-S", str(FOLDER / f"{name}.py"), str(fd), *arguments]
-        process = subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL, cwd="/")
+        process = subprocess.Popen(
+            command,
+            pass_fds=[fd],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # CRIU reports there that it works
+            cwd="/",
+        )
         theirs.close()
         ours.settimeout(WAIT)
         try:
