@@ -64,6 +64,7 @@ def use_session(hub: ortet.Hub, directory: Path) -> ortet.CommitInfo:
         assert_type(merged, ortet.SessionMergeResult)
         assert_type(s.adopt(kids[1]), ortet.RestoreResult)
         assert_type(s.diff(c.oid), list[ortet.TreeChange])
+        assert_type(s.restore(c), ortet.RestoreResult)
         assert_type(s.restore(c.oid, only=None), ortet.RestoreResult)
         s.compact(keep_last=20)
     return c

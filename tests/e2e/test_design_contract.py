@@ -264,6 +264,17 @@ class TestSession:
         copies[0].run("x = 0")
         assert [copy.run("x").value for copy in copies] == [0, 20]
 
+    def test_rare_verbs_live_on_facets(self, hub: Hub) -> None:
+        s = hub.session("s")
+        fact = s.learn("a fact")
+        assert s.memory.fact(fact).text == "a fact"
+        assert s.accounting.spent() == {}
+        assert s.actions.approvals() == []
+        assert s.artifact_store.artifacts() == []
+        assert s.external.collaborations() == []
+        assert s.conversation.decisions() == []
+        assert s.programs.jobs() == []
+
     def test_a_session_goes_on_at_its_head_by_name(self, hub: Hub, opened: Open) -> None:
         with hub.session("s") as s:
             s.say("user", "hello")

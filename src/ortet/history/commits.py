@@ -23,7 +23,16 @@ _OURS, _THEIRS, _STALE = 1, 2, 4
 
 
 class CommitInfo(msgspec.Struct, frozen=True):
-    """A commit for users: ids in hex, time in nanoseconds since 1970."""
+    """A commit. It is accepted wherever a verb takes a ref.
+
+    Attributes:
+        oid: Id of the commit, in hex.
+        state: Id of the state, in hex. Commits of equal states have equal ids here.
+        parents: Ids of the commits before, in hex. A merge has two.
+        message: The message.
+        time: Time of the commit, in ns since 1970.
+        author: Who committed.
+    """
 
     oid: str
     state: str

@@ -29,8 +29,13 @@ Network = Literal["none", "outbound", "host"]
 class Result(msgspec.Struct, frozen=True):
     """The result of a command.
 
-    A timeout has exit code 124 and `timed_out`. A command that was killed by signal n has exit code
-    128 + n.
+    Attributes:
+        exit_code: Exit code. It is 124 after a timeout, and 128 + n if signal n killed the command.
+        stdout: Standard output, as text.
+        stderr: Standard error, as text.
+        duration: Seconds that the command ran.
+        timed_out: True if the command was killed at its timeout.
+        oom: True if the machine reached its memory limit and a process was killed.
     """
 
     exit_code: int
@@ -38,27 +43,44 @@ class Result(msgspec.Struct, frozen=True):
     stderr: str
     duration: float
     timed_out: bool = False
-    oom: bool = False  # the machine reached its memory limit and a process was killed
+    oom: bool = False
 
 
 class Loss(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One piece of state that could not be captured or restored. Losses are always reported."""
+    """One piece of state that could not be captured or restored. Losses are always reported.
+
+    Attributes:
+        path: The file, relative to the workspace, or the name of what was lost.
+        what: Kind of the loss: "owner", "xattr", "device", "unreadable", "system", "process",
+            "connection" and others.
+        why: The reason.
+        pid: The process that the loss is about, as numbered inside the machine, or 0.
+        command: Command line of that process.
+    """
 
     path: str
-    what: str  # "owner", "xattr", "device", "unreadable", "system", "process", "connection", ...
+    what: str
     why: str
-    pid: int = 0  # the process that the loss is about, as numbered inside the machine
+    pid: int = 0
     command: str = ""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The result of a restore or land. Paths are relative to the workspace, surrogate-escaped."""
+    """The result of a restore or land. Paths are relative to the workspace, surrogate-escaped.
+
+    Attributes:
+        written: Number of files that were written.
+        removed: Number of files that were removed.
+        unchanged: Number of files that were left alone.
+        losses: What this host could not restore.
+        started: Services and shells that continue or were restarted.
+    """
 
     written: int = 0
     removed: int = 0
     unchanged: int = 0
     losses: list[Loss] = []
-    started: list[str] = []  # services and shells that continue or were restarted
+    started: list[str] = []
 
 
 class Capability(msgspec.Struct, frozen=True):

@@ -34,16 +34,27 @@ class HitSource(msgspec.Struct, frozen=True):
 
 
 class RecallHit(msgspec.Struct, frozen=True):
-    """A recalled memory. `text` is the exact content of one message, fact or episode."""
+    """A recalled memory.
+
+    Attributes:
+        text: The exact content of one message, fact or episode.
+        score: How well it matches; higher is better.
+        source: The event that it is from.
+        tier: "working" (message), "episodic" (episode) or "semantic" (fact).
+        time: When it was recorded, in ns since 1970.
+        id: Id of the fact or episode.
+        role: Role of the message.
+        scores: The parts of the score, if `explain` was set.
+    """
 
     text: str
     score: float
     source: HitSource
     tier: Tier
     time: int
-    id: str = ""  # of the fact or episode
-    role: str = ""  # role of the message
-    scores: Scores | None = None  # only if they were requested
+    id: str = ""
+    role: str = ""
+    scores: Scores | None = None
 
 
 def fact_id(fact: str | Fact | RecallHit) -> str:

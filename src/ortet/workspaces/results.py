@@ -23,16 +23,21 @@ MACHINE_PARTS = frozenset({"files", "processes"})
 class RestoreResult(msgspec.Struct, frozen=True):
     """The result of a restore.
 
-    `deeds` are the effects after that commit, which stay done. `environment` are the differences
-    between the environment now and then.
+    Attributes:
+        to: The restored commit, in hex.
+        files: What was written, removed and lost.
+        deeds: Effects after that commit, which stay done.
+        collaborations: Pull requests and the like that these effects made.
+        environment: Differences between the environment now and at the commit.
+        secrets: Secrets that the commit refers to and that are not available here now.
     """
 
     to: str
     files: Report
     deeds: list[Effect]
-    collaborations: list[Collaboration] = []  # made by these effects
+    collaborations: list[Collaboration] = []
     environment: list[EnvironmentDifference] = []
-    secrets: list[UnavailableSecret] = []  # referred to by the commit and not available here now
+    secrets: list[UnavailableSecret] = []
 
     def __str__(self) -> str:
         told = f"at {self.to[:12]}"

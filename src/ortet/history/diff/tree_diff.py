@@ -149,7 +149,15 @@ class TreeChange(msgspec.Struct, frozen=True):
     """One difference. Paths are relative and surrogate-escaped. The root is ".".
 
     A renamed directory is one change: its entries have the same content and are not listed.
-    `fields` names the metadata that differs ("below": only inside a renamed directory).
+
+    Attributes:
+        path: The path in the new tree, or the removed path.
+        kind: How the path changed.
+        old_path: The path before a rename.
+        old: The old entry, or None.
+        new: The new entry, or None.
+        content_changed: True if the content differs.
+        fields: The metadata that differs; "below" means only inside a renamed directory.
     """
 
     path: str

@@ -14,7 +14,15 @@ from ortet.journal.events import Event
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One message. `content` is text, or the list of parts that a model API takes."""
+    """One message of a conversation.
+
+    Attributes:
+        seq: Number of its event.
+        role: "user", "assistant", "system", "tool" or another role.
+        content: What was said: a text, or the list of parts that a model API takes.
+        time: When it was said, in ns since 1970.
+        extra: Further fields, such as `tool_calls` and `tool_call_id`.
+    """
 
     seq: int
     role: str
@@ -45,11 +53,25 @@ class SourceEventRef(StateRecord, frozen=True):
 
 
 class Fact(StateRecord, frozen=True):
-    """A fact, known since `time`. A lesson is a fact that was learned from a failure.
+    """A fact. All times are in ns since 1970.
 
-    `scope` says who knows it: "" for this session, or "agent", "user:NAME", "project:NAME". `since`
-    and `until` limit when it is valid, in ns; 0 means no limit. `ended` is the time when it was
-    retracted, replaced by fact `ended_by` or because of `why`. `like` is the id of a similar fact.
+    Attributes:
+        id: Id of the fact.
+        text: The text.
+        about: The subject.
+        lesson: True if it was learned from a failure.
+        seq: Number of its event.
+        time: Since when it is known.
+        scope: Who knows it: "" for this session, or "agent", "user:NAME", "project:NAME".
+        confidence: From 0 to 1.
+        since: Since when it is valid; 0 means no limit.
+        until: Until when it is valid; 0 means no limit.
+        source: The event that it was learned from.
+        supersedes: Id of the fact that it replaces.
+        like: Id of a similar fact.
+        ended: When it was retracted or replaced; 0 means that it is believed.
+        ended_by: Id of the fact that replaced it.
+        why: The reason of its end.
     """
 
     id: str
@@ -71,10 +93,22 @@ class Fact(StateRecord, frozen=True):
 
 
 class Episode(StateRecord, frozen=True):
-    """A summary of events `first` to `last`, which began at `began` and ended at `time`.
+    """A summary of a range of events. All times are in ns since 1970.
 
-    `cause` says why it was written: "closed", "compacted", "milestone" or "merged". `source` is the
-    original event if the episode comes from a shared memory.
+    Attributes:
+        id: Id of the episode.
+        summary: The summary.
+        outcome: How it ended.
+        first: Number of the first event.
+        last: Number of the last event.
+        participants: Who took part.
+        importance: From 0 to 1.
+        cause: Why it was written: "closed", "compacted", "milestone" or "merged".
+        seq: Number of the event of the episode itself.
+        time: When the last event was written.
+        began: When the first event was written.
+        session: Name of the session.
+        source: The original event, if the episode comes from a shared memory.
     """
 
     id: str
@@ -88,7 +122,7 @@ class Episode(StateRecord, frozen=True):
     seq: int = 0
     time: int = 0
     began: int = 0
-    session: str = ""  # name of the session
+    session: str = ""
     source: SourceEventRef | None = None
 
 

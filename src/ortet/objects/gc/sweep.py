@@ -37,7 +37,17 @@ _STALE_PART_SECONDS = 3600
 
 
 class SweepReport(msgspec.Struct, frozen=True):
-    """The result of a sweep, or of a dry run. Objects and bytes are totals over all packs."""
+    """The result of a sweep, or of a dry run. Objects and bytes are totals over all packs.
+
+    Attributes:
+        kept: Number of objects that stay.
+        removed: Number of objects that nothing refers to.
+        bytes_before: Size of all packs before the sweep.
+        bytes_after: Size of all packs after the sweep.
+        packs_removed: Number of packs that were removed.
+        packs_written: Number of packs that were written again without removed objects.
+        dry_run: True if nothing was removed.
+    """
 
     kept: int
     removed: int

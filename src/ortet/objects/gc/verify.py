@@ -33,7 +33,14 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
-    """How much was checked, and the problems found. The store is intact if `problems` is empty."""
+    """The result of a verification. The store is intact if `problems` is empty.
+
+    Attributes:
+        objects: Number of objects that were checked.
+        bytes: Size of these objects.
+        commits: Number of commits that were checked.
+        problems: What is damaged or missing.
+    """
 
     objects: int
     bytes: int
