@@ -207,7 +207,9 @@ class PackSet:
     def find(self, oid: Oid) -> ObjectLocation | None:
         """Return the location of an object, without a refresh from disk."""
         spot = self.find_durable(oid)
-        if spot is None and (tail := self.find_foreign_tail(oid)) is not None:
+        if spot is not None:
+            return spot
+        if (tail := self.find_foreign_tail(oid)) is not None:
             spot = tail.find(oid)
         if spot is None and self.marked_for_deletion:
             spot = next(self.copies(oid), None)

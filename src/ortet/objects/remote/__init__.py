@@ -2,7 +2,7 @@
 
 Start with `store.py` (`RemoteObjectStore`, a `LocalObjectStore` with other parts). `pack_set.py`
 lists the packs of the bucket and uploads tails. `pack.py` reads packs through `pack_cache.py`.
-`write_fence.py` replaces the local sweep lock.
+`write_fence.py` is the sweep fence of such a store.
 
 Invariants:
 - With durability "remote", flushed objects are in the bucket when `flush` returns.
