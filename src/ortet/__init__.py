@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from ortet.sessions.actions.bill import Bill
     from ortet.sessions.actions.effects import Intent
     from ortet.sessions.actions.model_calls import ModelCall
+    from ortet.sessions.conversation import SessionPlan
     from ortet.sessions.environment.external_state import Browser
     from ortet.sessions.environment.handover import Handover
     from ortet.sessions.history.merge import SessionMergeResult
@@ -157,6 +158,7 @@ __all__ = [
     "Session",
     "SessionKernel",
     "SessionMergeResult",
+    "SessionPlan",
     "SessionReader",
     "SessionRow",
     "SharedScope",
@@ -269,6 +271,7 @@ _LAZY = {
     "Secret": "ortet.vault.vault",
     "ServiceToken": "ortet.journal.state.external_state",
     "Session": "ortet.sessions.session",
+    "SessionPlan": "ortet.sessions.conversation",
     "SessionKernel": "ortet.sessions.machine.kernels",
     "SessionMergeResult": "ortet.sessions.history.merge",
     "SessionReader": "ortet.sessions.reader",
