@@ -103,7 +103,7 @@ def test_sessions_that_are_open_share_the_connections_of_their_server(tmp_path: 
 
             def are_open() -> bool:
                 metrics = client.ask("GET", "/metrics").body.decode().splitlines()
-                if "ortet_rooms 40" in metrics:
+                if "ortet_rooms 40.0" in metrics:
                     return True
                 list(pool.map(say, [client] * 40, paths, ["again"] * 40))
                 return False

@@ -214,7 +214,7 @@ class Health:
 
     async def _metrics(self, _: Request) -> Response:
         text = await self._context.in_thread(self._context.metrics.text)
-        return Response(text, headers={"content-type": metrics.TYPE})
+        return Response(text, headers={"content-type": metrics.MEDIA_TYPE})
 
 
 def register_metrics(context: AppContext, streams: Callable[[], int]) -> None:
