@@ -68,7 +68,7 @@ class Scene:
         """Until the copy of a job answers; the copy is gone afterwards."""
         begin = now()
         (copy,) = self.session.fork(1)
-        ask(copy.job(job), "hello")
+        ask(copy.programs.job(job), "hello")
         spent = (now() - begin) * 1000
         copy.close()
         return spent
@@ -203,7 +203,7 @@ def _huge(plan: Plan) -> Iterator[Sample]:
         session = hub.session("huge")
         begin = now()
         session.restore(commit.oid)
-        job = session.job("python")
+        job = session.programs.job("python")
         ask(job, "hello")
         answered = now() - begin
         if ask(job, "sum") != known:

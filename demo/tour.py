@@ -177,7 +177,7 @@ for line in sys.stdin:
 
 def ask(session: ortet.Session) -> str:
     """What the program that runs in a machine says next."""
-    job = session.job("counter")
+    job = session.programs.job("counter")
     at = job.read().cursor
     job.write(b"\n")
     said = b""
@@ -206,7 +206,7 @@ def go_on(hub: ortet.Hub, place: Path) -> None:
         ask(copy)
     for copy in copies:
         say(f"{copy.name}: {ask(copy)}")
-    s.job("counter").kill()
+    s.programs.job("counter").kill()
     s.run("rm counter.py")
     timed("killed and deleted; restore", lambda: s.restore(c.oid))
     say(f"it goes on: {ask(s)}")

@@ -75,7 +75,7 @@ def read_session(s: ortet.SessionReader) -> None:
     assert_type(s.facts(), list[ortet.Fact])
     assert_type(s.events(), Iterator[ortet.Event])
     assert_type(s.effects(), list[ortet.Effect])
-    assert_type(s.decisions(), list[ortet.Decision])
+    assert_type(s.conversation.decisions(), list[ortet.Decision])
     assert_type(s.artifacts(), list[ortet.Artifact])
     assert_type(s.briefing(tokens=2000), ortet.Briefing)
     assert_type(s.context("how to run tests?", tokens=8000), ortet.ModelContext)

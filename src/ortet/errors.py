@@ -85,7 +85,7 @@ class Diverged(Conflict):
 
 
 class Unsettled(Conflict):
-    """An action has started and its outcome is unknown. `s.settle` records the outcome."""
+    """An action has started and its outcome is unknown. `s.actions.settle` records the outcome."""
 
     name = "unsettled"
 

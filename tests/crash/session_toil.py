@@ -44,7 +44,7 @@ def dangling(messages: Sequence[Message]) -> list[str]:
 
 def gen_of(view: SessionReader) -> int:
     """Which files this mind believes in."""
-    return int(view.notes().get("gen", 0))
+    return int(view.conversation.notes().get("gen", 0))
 
 
 class Agent:
@@ -86,7 +86,7 @@ class Agent:
     def settle(self, effect: str) -> None:
         """Ask the world whether it was done."""
         done = any(line[0] == effect for line in marks(self.deeds))
-        self.s.settle(effect, "by its mark", failed=not done)
+        self.s.actions.settle(effect, "by its mark", failed=not done)
 
     def check(self) -> None:
         """What must hold for whoever goes on."""
@@ -170,7 +170,9 @@ class Agent:
         self.confirm()
         self.tell("spend", amount)
         usage = {"input_tokens": amount, "output_tokens": 0}
-        self.s.model_call("p", "m", usage=usage, request={"q": amount}, response={"a": 1})
+        self.s.accounting.model_call(
+            "p", "m", usage=usage, request={"q": amount}, response={"a": 1}
+        )
 
     def act(self) -> None:
         kind: Any = self.dice.choice(CLASSES)
@@ -194,7 +196,7 @@ class Agent:
         s = self.s
         # what a killed sibling has begun may be done: without a key each fork has its own
         done = sum(e.name == "approved" and e.state != "failed" for e in s.effects())
-        denied = sum(a.state == "denied" for a in s.approvals())
+        denied = sum(a.state == "denied" for a in s.actions.approvals())
         what = f"approved-{done}-{denied}"
         for _ in range(3):
             try:

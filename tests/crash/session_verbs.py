@@ -102,7 +102,7 @@ class Program:
         if found is not None and found.state in ("begun", "unsettled"):
             marked = any(mark[0] == found.id for mark in marks(self.base / "deeds"))
             if kind in ("recorded", "once"):
-                s.settle(found.id, "by its mark", failed=not marked)
+                s.actions.settle(found.id, "by its mark", failed=not marked)
                 found = next(e for e in s.effects() if e.id == found.id)
         if found is None or found.state != "done":
             s.act(self.deed, name, name=name, replay=kind, **options)
@@ -171,7 +171,7 @@ def settle(p: Program) -> None:
     try:
         p.s.act(p.deed, "left", name="left", replay="once", key="left")
     except Unsettled as error:
-        p.s.settle(error.details["id"], "it was done")
+        p.s.actions.settle(error.details["id"], "it was done")
     p.kept()
 
 
@@ -210,7 +210,7 @@ def publish(p: Program) -> None:
 
 @verb
 def consolidate(p: Program) -> None:
-    if not p.s.episodes():
+    if not p.s.memory.episodes():
         p.s.say("user", "I live in Lisbon.", user="ann")
         p.s.milestone("moved")
     p.s.commit("moved")
@@ -236,7 +236,7 @@ def adopt(p: Program) -> None:
 
 @verb
 def compact(p: Program) -> None:
-    if not p.s.compactions():
+    if not p.s.conversation.compactions():
         p.s.compact(keep_last=3)
     p.kept()
 
@@ -250,14 +250,14 @@ def artifact(p: Program) -> None:
 
 @verb
 def spend(p: Program) -> None:
-    if p.s.spent().get("tokens") == 10:
+    if p.s.accounting.spent().get("tokens") == 10:
         p.s.spend(tokens=7, model="m")
     p.kept()
 
 
 @verb
 def comment(p: Program) -> None:
-    if "from outside" not in [e.data["text"] for e in p.s.comments()]:
+    if "from outside" not in [e.data["text"] for e in p.s.conversation.comments()]:
         p.hub.comment(p.s.id, "from outside", by="bob")
 
 
@@ -316,12 +316,12 @@ def archive(hub: Hub, id_: str) -> None:
 
 @care
 def archive_and_back(hub: Hub, id_: str) -> None:
-    if hub.get(id_).status != "archived" and "back" not in hub.get(id_).notes():
+    if hub.get(id_).status != "archived" and "back" not in hub.get(id_).conversation.notes():
         hub.archive(id_, "enough")
     if hub.get(id_).status == "archived":
         hub.unarchive(id_)
     with hub.session(NAME) as s:
-        if "back" not in s.notes():
+        if "back" not in s.conversation.notes():
             s.note("back", True)
 
 

@@ -104,20 +104,21 @@ class Stage:
             # what a killed process had open is active until somebody opens it
             "status": view.status.replace("active", "paused"),
             "messages": [(m.role, m.content) for m in view.messages()],
-            "summary": bool(view.compactions()),
+            "summary": bool(view.conversation.compactions()),
             "facts": [fact.text for fact in view.facts()],
-            "decisions": [decision.text for decision in view.decisions()],
+            "decisions": [decision.text for decision in view.conversation.decisions()],
             "plan": (view.steps, view.step),
-            "notes": view.notes(),
+            "notes": view.conversation.notes(),
             "artifacts": [
-                (a.name, view.artifact_data(a.name, a.version)) for a in view.artifacts()
+                (a.name, view.artifact_store.artifact_data(a.name, a.version))
+                for a in view.artifacts()
             ],
-            "approvals": [(a.state, bool(a.used)) for a in view.approvals()],
+            "approvals": [(a.state, bool(a.used)) for a in view.actions.approvals()],
             "done": sorted({e.name for e in view.effects() if e.state == "done"}),
             "unsettled": [e.name for e in view.effects() if e.state == "unsettled" and e.key],
-            "spent": view.spent(),
-            "left": view.budget_left(),
-            "comments": [e.data.get("text") for e in view.comments()],
+            "spent": view.accounting.spent(),
+            "left": view.accounting.budget_left(),
+            "comments": [e.data.get("text") for e in view.conversation.comments()],
             "head": view.head.message if view.head else None,
         }
 

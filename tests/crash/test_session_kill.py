@@ -145,7 +145,7 @@ def check_deeds(hub: Hub, base: Path, family: str) -> None:
 
 def check_money(hub: Hub, family: str, events: list[Event], told: Ledger) -> None:
     spends = [e.data["amounts"].get("tokens", 0) for e in events if e.kind == "spend"]
-    assert sum(spends) == hub.get(family).spent().get("tokens", 0)
+    assert sum(spends) == hub.get(family).accounting.spent().get("tokens", 0)
     assert sum(line.amounts.get("tokens", 0) for line in hub.bill()) == sum(spends)
     # each was announced, and told of by an event that was acknowledged, but for the killed ones
     assert not Counter(map(int, filter(None, spends))) - Counter(told.spent)

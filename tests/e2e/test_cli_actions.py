@@ -119,7 +119,7 @@ class TestApproval:
         self, ortet: Ortet, here: Path
     ) -> None:
         with open_hub(ortet.store) as hub, hub.session("s") as s:
-            id_ = s.request_approval("open the door")
+            id_ = s.actions.request_approval("open the door")
             s.fork(1, machine=False)
         assert ortet.kind("act", "approve", id_, cwd=here, code=5) == "ambiguous"
         ortet("act", "approve", id_, "-s", "s/1", cwd=here)
@@ -272,7 +272,7 @@ class TestFollow:
 
 def test_quiet_act_commands_print_nothing(ortet: Ortet, here: Path) -> None:
     with open_hub(ortet.store) as hub, hub.session("s") as s:
-        first, second = s.request_approval("a"), s.request_approval("b")
+        first, second = s.actions.request_approval("a"), s.actions.request_approval("b")
     for words in (
         *(["act", "ls", "-s", "s"], ["act", "waiting"], ["comment", "-s", "s", "x"]),
         *(["act", "approve", first], ["act", "deny", second], ["effects", "s"]),

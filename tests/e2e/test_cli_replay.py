@@ -159,7 +159,7 @@ class TestReplay:
         assert done.returncode == 1
         before = agent.events()
         with open_hub(ortet.store) as hub:
-            (asked,) = hub.get("s").approvals()
+            (asked,) = hub.get("s").actions.approvals()
         found = ortet.json("replay", "s", *agent.words, cwd=tmp_path)
         assert found["same"] and found["waits"]["id"] == asked.id
         shown = ortet("replay", "s", *agent.words, cwd=tmp_path).out

@@ -252,7 +252,7 @@ class TestSession:
     def test_spawn_and_shell_start_programs(self, with_criu: None, hub: Hub, project: Path) -> None:
         s = hub.session("s", workspace=project, engine="criu", files="private")
         job = s.spawn("web", ["sleep", "60"])
-        assert {info.name for info in s.jobs()} == {"web"}
+        assert {info.name for info in s.programs.jobs()} == {"web"}
         s.shell("main").write(b"echo $((20 + 22))\n")
         job.kill()
 

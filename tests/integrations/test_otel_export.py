@@ -76,7 +76,9 @@ def test_a_transcript_becomes_agent_chat_and_tool_spans(hub: Hub, tmp_path: Path
 def test_an_ortet_session_becomes_agent_chat_and_tool_spans(hub: Hub) -> None:
     with hub.session("own", agent="helper") as session:
         session.say("user", "add")
-        session.model_call("openai", "gpt-5", usage={"prompt_tokens": 3, "completion_tokens": 4})
+        session.accounting.model_call(
+            "openai", "gpt-5", usage={"prompt_tokens": 3, "completion_tokens": 4}
+        )
         session.act(max, 1, 2, why="the larger")
         call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
         session.say("assistant", None, tool_calls=[call])

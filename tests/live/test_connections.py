@@ -122,7 +122,7 @@ class TestToTheOutside:
         assert (loss.what, loss.path) == ("connection", f"{HOST}:{port}")
         assert "python3 -c import socket, sys" in loss.command
         assert loss.pid == job.pid and str(job.pid) in loss.why
-        assert ask(copy.job("talker"), "never") == f"error {_BROKEN}"
+        assert ask(copy.programs.job("talker"), "never") == f"error {_BROKEN}"
         assert ask(job, "three") == "echo three"
 
         life.kill()
@@ -130,7 +130,7 @@ class TestToTheOutside:
         report = session.restore(commit.oid)
         assert [one.path for one in report.files.losses] == [f"{HOST}:{port}"]
         assert f"not back: {HOST}:{port} (process {job.pid}" in str(report)
-        assert ask(session.job("talker"), "nor this") == f"error {_BROKEN}"
+        assert ask(session.programs.job("talker"), "nor this") == f"error {_BROKEN}"
         again = session.spawn("again", ["python3", "-c", _TALKER, HOST, str(port)], stdin=True)
         assert heard(again) == "connected"
         assert ask(again, "four") == "echo four"
@@ -148,7 +148,7 @@ class TestToTheOutside:
         job = session.spawn("waiter", ["python3", "-c", _WAITER, HOST, str(port), how])
         assert heard(job) == "connected"
         (copy,) = session.fork(1)
-        ended = copy.job("waiter")
+        ended = copy.programs.job("waiter")
         assert ended.wait(WAIT) == 0
         assert ended.logs().endswith(f"error {_NOT_CONNECTED}\n".encode())
         assert job.wait(0) is None
@@ -170,7 +170,7 @@ class TestToTheOutside:
             assert dumped is not None
             assert list(dumped[1].glob("tcp-stream-*")) == []
             for copy in copies:
-                assert copy.job("sender").wait(0) is None
+                assert copy.programs.job("sender").wait(0) is None
             with sock:
                 got = 0
                 while got < count:
@@ -214,8 +214,8 @@ class TestToTheOutside:
             listener.close()
         assert job.wait(WAIT) == 0
         assert job.logs().splitlines()[-1].decode() == f"{sent} {found.hexdigest()}"
-        assert copy.job("receiver").wait(WAIT) == 0
-        assert copy.job("receiver").logs().endswith(f"error {_NOT_CONNECTED}\n".encode())
+        assert copy.programs.job("receiver").wait(WAIT) == 0
+        assert copy.programs.job("receiver").logs().endswith(f"error {_NOT_CONNECTED}\n".encode())
 
     def test_the_commit_records_its_outside_connections(self, outside: Outside, life: Life) -> None:
         port = outside.echo()
@@ -241,12 +241,12 @@ class TestInside:
         commit = session.commit("a pair")
         (copy,) = session.fork(1)
         assert copy.machine.losses == []
-        assert ask(copy.job("pair"), "copy") == "through copy"
+        assert ask(copy.programs.job("pair"), "copy") == "through copy"
         assert ask(job, "original") == "through original"
         life.kill()
         session = life.hub.session(session.name)
         assert session.restore(commit.oid).files.losses == []
-        assert ask(session.job("pair"), "restored") == "through restored"
+        assert ask(session.programs.job("pair"), "restored") == "through restored"
 
 
 class TestThroughADoor:
@@ -254,7 +254,7 @@ class TestThroughADoor:
         session = life.begin()
         job = session.spawn("server", ["python3", "-c", _SERVER])
         assert heard(job) == "listening"
-        at = session.expose(3000)
+        at = session.programs.expose(3000)
         with socket.create_connection(("127.0.0.1", at)) as client:
             file = client.makefile("rb")
             client.sendall(b"one\n")
@@ -266,10 +266,12 @@ class TestThroughADoor:
             (loss,) = copy.machine.losses
             assert (loss.what, loss.path, loss.pid) == ("connection", "127.0.0.1:3000", job.pid)
             assert "exposed" in loss.why
-            assert heard(copy.job("server"), len("listening\n")) == f"error {_NOT_CONNECTED}"
+            assert (
+                heard(copy.programs.job("server"), len("listening\n")) == f"error {_NOT_CONNECTED}"
+            )
             client.sendall(b"two\n")
             assert file.readline() == b"echo two\n"
-        with socket.create_connection(("127.0.0.1", copy.expose(3000))) as client:
+        with socket.create_connection(("127.0.0.1", copy.programs.expose(3000))) as client:
             client.sendall(b"three\n")
             assert client.makefile("rb").readline() == b"echo three\n"
 

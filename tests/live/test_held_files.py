@@ -84,7 +84,7 @@ def test_a_watch_on_an_uncommitted_directory_works_in_each_copy(session: Session
         told(copy, "touch build/seen")
         seen, cursor = b"", 0
         while b"saw seen" not in seen:
-            piece = copy.job("watcher").read(cursor, WAIT)
+            piece = copy.programs.job("watcher").read(cursor, WAIT)
             assert piece.data, seen
             seen, cursor = seen + piece.data, piece.cursor
 
@@ -110,5 +110,5 @@ def test_commit_with_a_huge_open_file_is_refused_and_names_it(session: Session) 
     assert "huge.log" in str(caught.value)
     told(session, "rm at")
     until(session, "[ -s at ]")
-    session.job("reader").kill()
+    session.programs.job("reader").kill()
     session.commit("yes")

@@ -41,7 +41,7 @@ class Client:
     """One end of the protocol; `number` and `cursor` are where the last request left them."""
 
     def __init__(self, session: Session, number: int = 0, cursor: int = 0) -> None:
-        self._job = session.job("pylsp")
+        self._job = session.programs.job("pylsp")
         self._at = session.machine.row.directory
         self.number = number
         self.cursor = cursor

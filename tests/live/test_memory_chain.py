@@ -24,18 +24,18 @@ for line in sys.stdin:
 def test_five_generations_of_forks_keep_their_own_memory(life: Life) -> None:
     session = life.begin()
     session.spawn("holder", ["python3", "-c", _HOLDER], stdin=True)
-    expected = ask(session.job("holder"), "sum")
+    expected = ask(session.programs.job("holder"), "sum")
     family = [(session, expected)]
     for generation in range(1, 6):
         (child,) = family[-1][0].fork(1)
-        assert ask(child.job("holder"), "sum") == family[-1][1]
-        changed = ask(child.job("holder"), f"set {generation}")
+        assert ask(child.programs.job("holder"), "sum") == family[-1][1]
+        changed = ask(child.programs.job("holder"), f"set {generation}")
         assert changed != family[-1][1]
         family.append((child, changed))
     for member, known in family:  # none was changed by its descendants
-        assert ask(member.job("holder"), "sum") == known
+        assert ask(member.programs.job("holder"), "sum") == known
     last = family[-1][0].commit("the last")
     life.kill()
     restored = life.hub.session(session.name)
     restored.restore(last.oid)
-    assert ask(restored.job("holder"), "sum") == family[-1][1]
+    assert ask(restored.programs.job("holder"), "sum") == family[-1][1]

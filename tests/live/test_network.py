@@ -213,22 +213,22 @@ class TestWhereItCannotBeHad:
         (loss,) = report.files.losses
         assert loss.what == "network" and "install" in loss.why
         assert "not back: network (this machine has no way out" in str(report)
-        assert ask(session.job("udp"), "two") == "OSError 101"
+        assert ask(session.programs.job("udp"), "two") == "OSError 101"
         assert call(session, HOST, port) == "OSError 101"
         second = session.commit("without")
         (copy,) = session.fork(1)
         assert [loss.what for loss in copy.machine.losses] == ["network"]
-        assert ask(copy.job("udp"), "three") == "OSError 101"
+        assert ask(copy.programs.job("udp"), "three") == "OSError 101"
         monkeypatch.undo()
         life.kill()
         session = life.hub.session(session.name)
         for one in (commit, second):
             assert session.restore(one.oid).files.losses == []
-            assert ask(session.job("udp"), "four") == "echo four"
+            assert ask(session.programs.job("udp"), "four") == "echo four"
         session.pause()
         session = life.hub.session(session.name, network="none")
         assert session.restore(second.oid).files.losses == []  # nobody wants any
-        assert ask(session.job("udp"), "five") == "OSError 101"
+        assert ask(session.programs.job("udp"), "five") == "OSError 101"
 
 
 class TestFiles:

@@ -23,7 +23,7 @@ def test_every_unusual_kernel_object_continues_in_each_copy(life: Life) -> None:
     asked: dict[str, int] = {}
 
     def use(copy: Session, mark: str) -> None:
-        assert ask(copy.job("odds"), "check") == expected
+        assert ask(copy.programs.job("odds"), "check") == expected
         asked[mark] = asked.get(mark, 0) + 1
         # every round adds one byte to the deleted file, and only in its own copy
         size = "stat -Lc %s $(find /proc/$(pgrep -of odds.py)/fd -lname '*/gone (deleted)')"

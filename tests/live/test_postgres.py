@@ -60,7 +60,7 @@ def test_each_copy_of_a_postgres_server_can_be_queried_and_written(
         assert query(copy, f"select count(*) from t where said = '{mark}'") == str(rounds[mark])
         assert query(copy, "select count(*) from t where said = 'open'") == str(rounds[mark] - 1)
         if rounds[mark] == 1:
-            copy.job("client").write(b"commit;\n")
+            copy.programs.job("client").write(b"commit;\n")
             until(copy, f'{_PSQL} -c "select said from t where g = 0" | grep open')
 
     restored = life.all_of_it(session, use)

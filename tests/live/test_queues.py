@@ -53,9 +53,9 @@ def test_unsent_data_of_a_local_connection_arrives_in_each_copy(life: Life) -> N
     commit = session.commit("full")
     copies: list[Session] = [session, *session.fork(2)]
     for copy in copies:
-        assert int(ask(copy.job("slow"), "drain")) == written
+        assert int(ask(copy.programs.job("slow"), "drain")) == written
     session.restore(commit.oid)
-    assert int(ask(session.job("slow"), "drain")) == written
+    assert int(ask(session.programs.job("slow"), "drain")) == written
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_a_server_under_load_is_committed(life: Life) -> None:
         session.commit(f"commit {number}")
     (copy,) = session.fork(1)
     assert told(copy, "curl -s 127.0.0.1:3000")
-    assert [job.code for job in session.jobs()] == [None, None]
+    assert [job.code for job in session.programs.jobs()] == [None, None]
 
 
 def test_commit_with_an_unaccepted_connection_is_refused_and_names_it(life: Life) -> None:

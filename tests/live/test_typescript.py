@@ -43,7 +43,7 @@ def test_the_compiler_of_each_copy_compiles_only_its_own_changed_file(
     def use(copy: Session, mark: str) -> None:
         here = told(copy, "cat out/main.js")
         assert (f"'{mark}-{compiled[mark]}'" if mark in compiled else "'hello'") in here
-        errors = len(copy.logs("tsc").split("TS2322")) - 1
+        errors = len(copy.programs.logs("tsc").split("TS2322")) - 1
         compiled[mark] = compiled.get(mark, 0) + 1
         text = f"export const said: string = '{mark}-{compiled[mark]}'"
         told(copy, f'echo "{text}" > src/main.ts')
@@ -60,7 +60,7 @@ def test_the_compiler_of_each_copy_compiles_only_its_own_changed_file(
 
 
 def _expect_log(session: Session, text: str, times: int) -> None:
-    job = session.job("tsc")
+    job = session.programs.job("tsc")
     cursor, seen = 0, b""
     while seen.count(text.encode()) < times:
         piece = job.read(cursor, WAIT)

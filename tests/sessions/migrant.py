@@ -56,7 +56,7 @@ def seen(s: Session) -> dict[str, Any]:
         "plan": [s.steps, s.step],
         "losses": [[loss.path, loss.what] for loss in s.machine.losses],
         "engine": s.machine.engine,
-        "running": sorted(job.name for job in s.jobs() if job.code is None),
+        "running": sorted(job.name for job in s.programs.jobs() if job.code is None),
     }
 
 

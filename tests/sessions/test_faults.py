@@ -87,14 +87,14 @@ def test_comment_that_is_not_json_is_refused(hub: Hub, value: Any) -> None:
     with hub.session("s") as s:
         with pytest.raises(Invalid):
             hub.comment(s.id, value)
-        assert not s.comments()
+        assert not s.conversation.comments()
 
 
 def test_extreme_numbers_and_deep_values_are_stored_unchanged(hub: Hub) -> None:
     edge = [2**64 - 1, -(2**63), 0.1, 1e308, True, None, "\U0001f40d", deep(60)]
     with hub.session("s") as s:
         s.note("n", edge)
-    assert hub.get(s.id).notes()["n"] == edge
+    assert hub.get(s.id).conversation.notes()["n"] == edge
 
 
 def test_every_hub_verb_on_an_unknown_session_is_not_found(hub: Hub) -> None:
@@ -170,8 +170,8 @@ class TestClock:
                 s.say("user", "on another timeline")
                 hub.comment(s.id, "beside")
                 s.spend(tokens=1)
-                assert s.notes() == {"n": 1}
-                assert s.budget_left()["seconds"] == 100
+                assert s.conversation.notes() == {"n": 1}
+                assert s.accounting.budget_left()["seconds"] == 100
             with hub.session("s") as s:
                 s.say("user", "opened again")
             times = [event.time for event in hub.get(s.id).events()]
@@ -346,8 +346,8 @@ class TestWeakSpots:
         s.say("user", "still at it")
         clock.advance(31 * 10**9)  # and killed: its lease has run out
         with open_hub(store, clock=clock) as other, other.session("s") as t:
-            assert t.budget_left() == {"seconds": pytest.approx(60)}
-            assert t.spent() == {"seconds": pytest.approx(40)}
+            assert t.accounting.budget_left() == {"seconds": pytest.approx(60)}
+            assert t.accounting.spent() == {"seconds": pytest.approx(40)}
         with pytest.raises(Refused):
             s.say("user", "late")
         hub.close()
@@ -360,7 +360,7 @@ class TestWeakSpots:
         hub.comment(s.id, "look at this", by="bob")
         with hub.workspace(work, engine="folder") as ws:
             ws.commit("by hand")
-        (said,) = hub.get(s.id).comments()
+        (said,) = hub.get(s.id).conversation.comments()
         assert not said.waiting
         assert said.seq <= hub.get(s.id).event_log.base.seq
 
@@ -369,7 +369,7 @@ class TestWeakSpots:
             s.say("user", "x")
         hub.comment(s.id, "before it goes", by="bob")
         hub.archive(s.id)
-        assert [(e.data["text"], e.waiting) for e in hub.get(s.id).comments()] == [
+        assert [(e.data["text"], e.waiting) for e in hub.get(s.id).conversation.comments()] == [
             ("before it goes", False)
         ]
 

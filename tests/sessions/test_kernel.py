@@ -55,16 +55,16 @@ def test_uncommitted_kernel_forks_do_not_block_other_processes(hub: Hub, s: Sess
     kernel = s.kernel()
     kernel.run("open('new', 'w').write('a')")
     forks = kernel.fork(2)
-    assert [one.name for one in s.kernels()] == ["main", "main/1", "main/2"]
+    assert [one.name for one in s.programs.kernels()] == ["main", "main/1", "main/2"]
     with ortet.open(hub.root) as other, other.session("other", engine="overlay") as another:
         assert another.run("echo fine").stdout == "fine\n"
     kernel.keep(forks[1])
-    assert [one.name for one in s.kernels()] == ["main", "main/1"]
+    assert [one.name for one in s.programs.kernels()] == ["main", "main/1"]
     forks[0].close()
-    assert [one.name for one in s.kernels()] == ["main"]
-    assert s.is_running()
+    assert [one.name for one in s.programs.kernels()] == ["main"]
+    assert s.programs.is_running()
     s.kernel().close()
-    assert not s.is_running()
+    assert not s.programs.is_running()
 
 
 def test_kernel_runs_are_recorded_as_effects(s: Session) -> None:
@@ -122,7 +122,7 @@ def test_kept_kernel_fork_replaces_the_kernel(hub: Hub, work: Path, s: Session) 
     assert s.kernel() is kept
     c = s.commit("kept")
     assert (s.path / "n").read_text() == "2"
-    assert s.artifact_data("kernel/main")
+    assert s.artifact_store.artifact_data("kernel/main")
     for fork in forks[:2]:
         fork.close()
         with pytest.raises(Invalid):

@@ -152,7 +152,7 @@ def test_a_program_that_a_fork_left_behind_is_named(live: Session) -> None:
     with pytest.raises(Conflict, match=r"sleep 1000.*fork of a Python kernel") as caught:
         live.commit("not yet")
     assert caught.value.kind == "cannot_freeze"
-    (left,) = [one.pid for one in live.ps() if one.name == "sleep"]
+    (left,) = [one.pid for one in live.programs.ps() if one.name == "sleep"]
     gone = f"kill {left}; while kill -0 {left} 2> /dev/null; do sleep 0.01; done"
     assert live.run(gone, timeout=WAIT).exit_code == 0
     live.commit("now")

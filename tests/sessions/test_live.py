@@ -40,7 +40,7 @@ def expect(job: Job, text: str, cursor: int = 0) -> int:
 
 def ask(session: Session, line: str) -> str:
     """One request of the client over the connection that it has; its answer."""
-    client = session.job("client")
+    client = session.programs.job("client")
     cursor = len(client.logs())
     client.write(f"{line}\n".encode())
     end = expect(client, "\n", cursor)
@@ -83,7 +83,7 @@ class TestWholeMachine:
         at = len(shell.logs())
         shell.write(b"\n")
         expect(shell, "half-42", at)
-        assert {job.name for job in forks[0].jobs()} == {"server", "client", "main"}
+        assert {job.name for job in forks[0].programs.jobs()} == {"server", "client", "main"}
 
     def test_a_commit_comes_back_after_everything_was_killed(
         self, tmp_path: Path, hub: Hub, session: Session
@@ -116,7 +116,7 @@ class TestWholeMachine:
     def test_a_port_leads_into_the_machine_and_stays_through_a_restore(
         self, session: Session
     ) -> None:
-        port = session.expose(3000)
+        port = session.programs.expose(3000)
         commit = session.commit("running")
         assert _get(port) == "first"
         session.run("echo later > page")

@@ -36,8 +36,8 @@ TEXTS: dict[str, Verb] = {
     "artifact kind": lambda s, odd: s.artifact("a", data="x", kind=odd),
     "artifact why": lambda s, odd: s.artifact("a", data="x", why=odd),
     "act why": lambda s, odd: s.act(int, why=odd),
-    "approval why": lambda s, odd: s.request_approval("x", why=odd),
-    "collaborate": lambda s, odd: s.collaborate(odd),
+    "approval why": lambda s, odd: s.actions.request_approval("x", why=odd),
+    "collaborate": lambda s, odd: s.external.collaborate(odd),
     "comment by": lambda s, odd: hub_of(s).comment(s.id, "x", by=odd),
     "commit": lambda s, odd: s.commit(odd),
 }
@@ -57,7 +57,12 @@ def test_what_is_no_text_is_refused_and_the_session_goes_on(
     with open_hub(store) as other, other.session("a") as s:
         assert [m.content for m in s.messages()] == ["before", "behind"]
         assert s.briefing().markdown
-        assert (s.facts(), s.decisions(), s.questions(), s.steps) == ([], [], [], [])
+        assert (s.facts(), s.conversation.decisions(), s.conversation.questions(), s.steps) == (
+            [],
+            [],
+            [],
+            [],
+        )
     hub.verify()
 
 
@@ -73,11 +78,13 @@ VALUES: dict[str, Callable[[Hub, Session], Any]] = {
     "key": lambda _, s: s.act(int, key=5),  # type: ignore[arg-type]
     "by": lambda hub, s: hub.comment(s.id, "x", by="\ud800"),
     "hold": lambda hub, s: hub.governance.hold(s.id, "\ud800"),
-    "status": lambda _, s: s.collaborate("c", status=["done"]),  # type: ignore[arg-type]
-    "reset": lambda _, s: s.window("w", remaining=1, reset=datetime.max.replace(tzinfo=UTC)),
-    "url": lambda _, s: s.browser(["http://\ud800"]),
-    "urls": lambda _, s: s.browser(5),  # type: ignore[arg-type]
-    "storage": lambda _, s: s.browser(storage="a\0b"),
+    "status": lambda _, s: s.external.collaborate("c", status=["done"]),  # type: ignore[arg-type]
+    "reset": lambda _, s: s.external.window(
+        "w", remaining=1, reset=datetime.max.replace(tzinfo=UTC)
+    ),
+    "url": lambda _, s: s.external.browser(["http://\ud800"]),
+    "urls": lambda _, s: s.external.browser(5),  # type: ignore[arg-type]
+    "storage": lambda _, s: s.external.browser(storage="a\0b"),
     "only": lambda _, s: s.restore("HEAD", only=[["mind"]]),  # type: ignore[list-item]
     "rewind": lambda _, s: s.rewind(2**70),
     "carry": lambda hub, _: hub.from_carry(5),  # type: ignore[arg-type]

@@ -33,9 +33,9 @@ def test_working_memory_cached_by_one_hub_is_used_by_another(
     with opened(tmp_path / "store", valkey) as one, opened(tmp_path / "store", valkey) as two:
         with one.session("s", goal="g") as session:
             session.say("user", "hello")
-        made = one.get("s").working()
+        made = one.get("s").memory.working()
         hits = _hits(valkey)
-        assert two.get("s").working() == made
+        assert two.get("s").memory.working() == made
         assert _hits(valkey) == hits + 1
 
 
@@ -61,7 +61,7 @@ def test_killed_or_flushed_valkey_loses_no_turn(tmp_path: Path, valkey: Server) 
             said.append(f"turn {turn}")
             for reader in (other, hub):
                 assert [m.content for m in reader.get("s").messages()] == said
-                assert reader.get("s").working().messages[-1]["content"] == said[-1]
+                assert reader.get("s").memory.working().messages[-1]["content"] == said[-1]
 
 
 def test_erased_message_is_not_returned_from_an_unreachable_cache(
@@ -70,11 +70,11 @@ def test_erased_message_is_not_returned_from_an_unreachable_cache(
     with opened(tmp_path / "store", valkey) as one, opened(tmp_path / "store", valkey) as two:
         with one.session("s") as session:
             event = session.say("user", "a secret thing")
-        assert "secret" in str(two.get("s").working())
+        assert "secret" in str(two.get("s").memory.working())
         one.cache._client._retry_at = time.monotonic() + WAIT  # type: ignore[attr-defined]
         one.erase("s", seqs=[event.seq])
         for hub in (one, two):
-            assert "secret" not in str(hub.get("s").working())
+            assert "secret" not in str(hub.get("s").memory.working())
 
 
 def test_waiting_hub_is_woken_by_a_signal_and_by_a_killed_valkey(
@@ -130,7 +130,7 @@ def test_hosts_with_postgres_bucket_and_valkey_work_while_valkey_is_paused(
         with one.session("s", goal="g") as session:
             session.say("user", "hello")
             session.commit("turn")
-        assert one.get("s").working() == two.get("s").working()
+        assert one.get("s").memory.working() == two.get("s").memory.working()
         token = two.signal.token("topic")
         one.store.notify("topic")
         assert two.signal.wait("topic", token, WAIT) is True
@@ -139,7 +139,10 @@ def test_hosts_with_postgres_bucket_and_valkey_work_while_valkey_is_paused(
             session.say("user", "again")
         three = last.enter_context(open_hub(url, environ=hosts[2]))
         for hub in (one, three):
-            assert [m["content"] for m in hub.get("s").working().messages] == ["hello", "again"]
+            assert [m["content"] for m in hub.get("s").memory.working().messages] == [
+                "hello",
+                "again",
+            ]
         with open_hub(tmp_path / "copy") as copy:
             assert copy.pull(three).objects > 0
             assert copy.push(one).objects == 0

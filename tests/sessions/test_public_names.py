@@ -1,4 +1,4 @@
-"""The public names of a session's facets are listed, and docstrings name the arguments."""
+"""The public names of a session and of its facets are listed, and docstrings name the arguments."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ortet.sessions.conversation import Conversation
 from ortet.sessions.environment.outside import ExternalState
 from ortet.sessions.machine.programs import SessionPrograms
 from ortet.sessions.memory.session_memory import SessionMemory
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
 FACETS = {
@@ -36,6 +37,22 @@ FLAT = (
     "whatif archive carry handover log drop artifacts checkpoint"
 )
 
+READER = (
+    "accounting actions agent artifact_store artifacts briefing carry checkpoint context "
+    "conversation effects environment event_log events external facts goal handover head id "
+    "internals is_replaying log memory messages name recall records row state status step steps "
+    "store"
+)
+WRITER = (
+    "abandon act adopt advance answer archive artifact ask attach_files attached_files budget "
+    "close close_dangling_effects close_tool_calls commit commit_all_events compact decide diff "
+    "drain_inbox drop environment_tracker files forget fork fork_parent generated_directory "
+    "has_workspace held_lease inherit_variables is_open kernel land learn lesson lifecycle machine "
+    "manager merge milestone navigation note path pause pipeline plan programs publish record redo "
+    "release restore restored rewind run say say_all set_status shell spawn spend start_replay "
+    "swarm think undo whatif"
+)
+
 
 def public(kind: type) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")}
@@ -44,6 +61,11 @@ def public(kind: type) -> set[str]:
 @pytest.mark.parametrize("facet", FACETS, ids=lambda facet: facet.__name__)
 def test_the_names_of_a_facet_grow_only_on_purpose(facet: type) -> None:
     assert public(facet) == set(FACETS[facet].split())
+
+
+def test_the_names_of_a_reader_and_of_a_session_grow_only_on_purpose() -> None:
+    assert public(SessionReader) == set(READER.split())
+    assert public(Session) == set(READER.split()) | set(WRITER.split())
 
 
 @pytest.mark.parametrize("name", sorted(FLAT.split()))

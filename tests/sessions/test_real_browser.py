@@ -96,17 +96,17 @@ def test_restored_browser_state_is_still_logged_in(
         assert says(context, site) == "welcome back"
         file = tmp_path / "state.json"
         context.storage_state(path=file)
-        s.browser([page.url], file)
+        s.external.browser([page.url], file)
         logged_in = s.commit("logged in")
         context.close()
         fresh = new_context(browser)
         assert says(fresh, site) == "who are you?"
-        s.browser([], dict(fresh.storage_state()))
+        s.external.browser([], dict(fresh.storage_state()))
         s.commit("logged out")
         fresh.close()
     with open_hub(store, environ=env) as hub, hub.session("s") as s:
         s.restore(logged_in.oid)
-        saved = s.browser()
+        saved = s.external.browser()
         storage: Any = saved.storage
         again = new_context(browser, storage_state=storage)
         assert saved.urls == [f"{site}/login"]

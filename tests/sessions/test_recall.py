@@ -345,9 +345,9 @@ class TestAFactThatWasRecalled:
             s.say("user", "I drink tea")
             old = s.learn("Ann likes tea")
             (hit,) = s.recall("tea", tiers="semantic")
-            assert s.fact(hit).id == old
+            assert s.memory.fact(hit).id == old
             new = s.learn("Ann likes cocoa", supersedes=hit)
-            assert [fact.id for fact in s.fact_history(hit)] == [old, new]
+            assert [fact.id for fact in s.memory.fact_history(hit)] == [old, new]
             s.forget(s.recall("cocoa", tiers="semantic")[0])
             assert s.facts() == []
             with pytest.raises(Invalid, match="tier working, no fact"):
@@ -461,14 +461,14 @@ class TestContext:
             s.note("gone", "x", ttl=0)
             s.ask("may I?")
             s.say("user", "hello")
-            first = s.working()
+            first = s.memory.working()
             assert (first.goal, first.current) == ("ship", "a")
             assert [note.key for note in first.notes] == ["branch"]
             assert [one["content"] for one in first.messages] == ["hello"]
             assert first.questions[0]["text"] == "may I?"
-            assert s.working() == first
+            assert s.memory.working() == first
             s.advance()
-            assert s.working().current == "b"
+            assert s.memory.working().current == "b"
 
 
 class Counting:

@@ -421,16 +421,18 @@ class TestArtifacts:
     def test_allow_secrets_permits_an_artifact_with_a_secret(self, hub: Hub) -> None:
         with hub.session("s") as session:
             made = session.artifact("report", data=VALUE, allow_secrets=True)
-            assert session.artifact_data("report") == VALUE.encode()
+            assert session.artifact_store.artifact_data("report") == VALUE.encode()
             assert made.version == 1
             assert session.commit("content is looked at once").oid
 
     def test_secrets_in_model_calls_are_masked(self, hub: Hub, tmp_path: Path) -> None:
         with hub.session("s") as session:
-            session.model_call("p", "m", request={"auth": VALUE}, response=f"{VALUE} is yours")
-            (call,) = session.model_calls()
-            assert session.content(call.request) == b'{"auth":"[DEPLOY]"}'
-            assert session.content(call.response) == b"[DEPLOY] is yours"
+            session.accounting.model_call(
+                "p", "m", request={"auth": VALUE}, response=f"{VALUE} is yours"
+            )
+            (call,) = session.accounting.model_calls()
+            assert session.accounting.content(call.request) == b'{"auth":"[DEPLOY]"}'
+            assert session.accounting.content(call.response) == b"[DEPLOY] is yours"
             session.commit("called")
         hub.close()
         assert in_store(tmp_path) == []
@@ -500,7 +502,7 @@ class TestExpiry:
                 hub.vault.put(name, f"value-of-{name}")
             session.run("true", secrets=["GONE", "FINE"])
             session.run("true", secrets={"TOKEN": "OVER"})
-            session.token("host.example", "OVER")
+            session.external.token("host.example", "OVER")
             commit = session.commit("with all of them")
             (work / "file").write_text("two\n")
             session.act(lambda: 1, name="publish")

@@ -46,17 +46,17 @@ class TestMind:
             assert (s.goal, s.status) == ("make the suite green", "active")
             assert [(m.role, m.content) for m in s.messages()] == [("user", "the login test fails")]
             assert (s.steps, s.step) == (["reproduce", "fix", "verify"], 1)
-            assert s.notes() == {"branch": "fix/lexer"}
-            assert [q.id for q in s.questions()] == [question]
+            assert s.conversation.notes() == {"branch": "fix/lexer"}
+            assert [q.id for q in s.conversation.questions()] == [question]
             assert {(f.text, f.lesson) for f in s.facts()} == {
                 ("tests need PYTHONPATH=src", False),
                 ("mocking the clock hid the bug", True),
             }
-            (decision,) = s.decisions()
+            (decision,) = s.conversation.decisions()
             assert (decision.why, decision.instead_of) == ("smallest change", ["rewrite parser"])
-            assert s.spent() == {"tokens": 1500, "usd": 0.01}
+            assert s.accounting.spent() == {"tokens": 1500, "usd": 0.01}
             s.answer(question, "yes")
-            assert s.questions() == []
+            assert s.conversation.questions() == []
 
     def test_message_content_parts_and_extra_are_returned_unchanged(self, hub: Hub) -> None:
         parts = [{"type": "text", "text": "hi"}, {"type": "tool_use", "id": "1", "input": {"a": 1}}]
@@ -90,9 +90,9 @@ class TestMind:
             s.note("always", 2)
             s.note("gone", 3)
             s.note("gone", None)
-            assert s.notes() == {"soon": 1, "always": 2}
+            assert s.conversation.notes() == {"soon": 1, "always": 2}
             clock.advance(10 * 10**9)
-            assert s.notes() == {"always": 2}
+            assert s.conversation.notes() == {"always": 2}
 
     def test_forgetting_a_fact_leaves_its_trace(self, hub: Hub) -> None:
         with hub.session("s") as s:
@@ -270,14 +270,14 @@ s.act(pay, key="k", replay="once", why="the invoice is due")
             with pytest.raises(Unsettled) as caught:
                 s.act(lambda: mark.write_text("twice"), key="k", replay="once", name="pay")
             assert caught.value.details["id"] == effect.id
-            s.settle(effect.id, {"paid": True})
+            s.actions.settle(effect.id, {"paid": True})
             assert s.act(lambda: {"paid": False}, key="k", replay="once", name="pay") == {
                 "paid": True
             }
             with pytest.raises(Conflict):
-                s.settle(effect.id, None)
+                s.actions.settle(effect.id, None)
             with pytest.raises(NotFound):
-                s.settle("nope", None)
+                s.actions.settle("nope", None)
         assert mark.read_text() == "x"
 
     def test_idempotent_runs_again_after_a_crash(self, store: Path) -> None:
@@ -359,11 +359,11 @@ class TestCommits:
             s.decide("secret", why="secret")
             s.commit()
             with s.fork()[0] as kid:
-                assert kid.decisions()[0].text == "secret"
+                assert kid.conversation.decisions()[0].text == "secret"
         for row in hub.sessions():
             hub.erase(row.id)
         with hub.session("s") as s:
-            assert "secret" not in str(s.fork()[0].decisions())
+            assert "secret" not in str(s.fork()[0].conversation.decisions())
 
     def test_trimmed_rows_are_read_from_the_commit(self, store: Path) -> None:
         with open_hub(store) as hub, hub.session("s") as s:

@@ -73,9 +73,9 @@ def test_session_made_from_a_checkpoint_has_the_same_state(
         assert (t.name, t.agent, t.goal, t.status) == ("again", "default", s.goal, "active")
         assert told(t.checkpoint()) == told(record)
         assert [m.content for m in t.messages()] == [m.content for m in s.messages()]
-        assert t.notes() == {"branch": "fix/lexer"}
+        assert t.conversation.notes() == {"branch": "fix/lexer"}
         assert (t.steps, t.step) == (s.steps, 1)
-        assert t.spent() == {"usd": 1.5}
+        assert t.accounting.spent() == {"usd": 1.5}
         t.commit("two")
         assert t.act(lambda: {"paid": 0}, name="pay", key="invoice-7", replay="once") == {"paid": 5}
         (kid,) = t.fork(1)
@@ -97,9 +97,9 @@ def test_checkpoint_carries_the_compaction_summary(hub: Hub, other: Hub) -> None
         assert t.name == "s"
         found = [(m.role, m.content) for m in t.context()]
         assert sorted(found) == sorted(context)
-        assert t.dropped() == []
+        assert t.conversation.dropped() == []
         assert t.compact(1) is not None
-        assert [m.content for m in t.dropped()] == ["be kind", "m7"]
+        assert [m.content for m in t.conversation.dropped()] == ["be kind", "m7"]
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -121,7 +121,7 @@ s.act(lambda: os.kill(os.getpid(), signal.SIGKILL), name="pay", key="k", replay=
             done: list[int] = []
             with pytest.raises(Unsettled if elsewhere else Conflict):
                 t.act(lambda: done.append(1), name="pay", key="k", replay="once")
-            t.settle(effect.id, {"paid": True})
+            t.actions.settle(effect.id, {"paid": True})
             assert t.act(lambda: done.append(1), name="pay", key="k", replay="once") == {
                 "paid": True
             }
@@ -174,11 +174,15 @@ def test_checkpoint_keeps_spent_amounts_and_limits(hub: Hub, other: Hub) -> None
         s.spend(usd=3)
         record = s.checkpoint()
     with hub.from_checkpoint(record, name="t") as t:
-        assert (t.spent(), t.budget_left()) == ({"usd": 3}, {"usd": 2})
+        assert (t.accounting.spent(), t.accounting.budget_left()) == ({"usd": 3}, {"usd": 2})
         t.spend(usd=1)
-    assert hub.get(s.id).budget_left() == {"usd": 1}  # one family, one budget
+    assert hub.get(s.id).accounting.budget_left() == {"usd": 1}  # one family, one budget
     with other.from_checkpoint(record) as t:
-        assert (t.limits(), t.spent(), t.budget_left()) == ({"usd": 5}, {"usd": 3}, {"usd": 2})
+        assert (t.accounting.limits(), t.accounting.spent(), t.accounting.budget_left()) == (
+            {"usd": 5},
+            {"usd": 3},
+            {"usd": 2},
+        )
         assert other.bill() == []  # it was paid where it was spent
         with pytest.raises(Refused):
             t.spend(usd=2.5)
@@ -189,13 +193,13 @@ def test_artifacts_keep_their_content_where_it_is(hub: Hub, other: Hub) -> None:
         s.artifact("report.md", data=b"all is well", kind="report")
         record = s.checkpoint()
     with hub.from_checkpoint(record, name="t") as t:
-        assert t.artifact_data("report.md") == b"all is well"
+        assert t.artifact_store.artifact_data("report.md") == b"all is well"
         t.commit()
     hub.verify()
     with other.from_checkpoint(record) as t:
         assert [artifact.name for artifact in t.artifacts()] == ["report.md"]
         with pytest.raises(OrtetError):
-            t.artifact_data("report.md")
+            t.artifact_store.artifact_data("report.md")
         t.commit()
     other.verify()
 
@@ -215,9 +219,9 @@ def test_checkpoint_carries_note_expiry_and_pending_approvals(hub: Hub, other: H
         assert list(record.expires) == ["short"]
         assert [asked.id for asked in record.approvals] == [caught.value.details["id"]]
     with other.from_checkpoint(record.to_json()) as t:
-        assert t.notes() == {"short": 1, "long": 2}
+        assert t.conversation.notes() == {"short": 1, "long": 2}
         assert {note.key: note.expires for note in t.state.notes} == {**record.expires, "long": 0}
-        (asked,) = t.approvals()
+        (asked,) = t.actions.approvals()
         with pytest.raises(Refused):
             pay(t)
         other.approve(t.id, asked.id, by="boss")

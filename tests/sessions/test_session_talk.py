@@ -38,10 +38,10 @@ class TestCompact:
             assert loss is not None
             assert (loss.first, loss.count) == (first, 30)
             assert [m.content for m in s.messages()] == [f"m{n}" for n in range(30, 50)]
-            assert [m.content for m in s.dropped()] == [f"m{n}" for n in range(30)]
-            assert s.dropped(loss.seq) == s.dropped()
+            assert [m.content for m in s.conversation.dropped()] == [f"m{n}" for n in range(30)]
+            assert s.conversation.dropped(loss.seq) == s.conversation.dropped()
             assert "m0" in loss.summary
-            assert s.compactions() == [loss]
+            assert s.conversation.compactions() == [loss]
             assert s.compact(keep_last=20) is None
 
     def test_second_compaction_covers_the_first_summary_and_persists(self, store: Path) -> None:
@@ -67,9 +67,12 @@ class TestCompact:
             assert [m.content for m in kid.context()][-1] == "mine"
         with open_hub(store) as hub, hub.session("s") as s:
             assert [m.content for m in s.messages()] == ["m8", "m9"]
-            assert [m.content for m in s.dropped()] == ["be kind", *(f"m{n}" for n in range(8))]
-            later, earlier = s.compactions()
-            assert [m.content for m in s.dropped(later.seq)] == ["m5", "m6", "m7"]
+            assert [m.content for m in s.conversation.dropped()] == [
+                "be kind",
+                *(f"m{n}" for n in range(8)),
+            ]
+            later, earlier = s.conversation.compactions()
+            assert [m.content for m in s.conversation.dropped(later.seq)] == ["m5", "m6", "m7"]
             assert (later.before, later.summary) == (earlier.seq, "summary 2")
             said = [(m.role, m.content) for m in s.context()]
             assert said[0] == ("system", "be kind")
@@ -92,8 +95,19 @@ class TestCompact:
             def durable() -> list[Any]:
                 core = s.state.core
                 return [
-                    (core.goal, core.plan, core.limits, s.spent(), s.notes()),
-                    (s.facts(), s.decisions(), s.questions(), s.effects()),
+                    (
+                        core.goal,
+                        core.plan,
+                        core.limits,
+                        s.accounting.spent(),
+                        s.conversation.notes(),
+                    ),
+                    (
+                        s.facts(),
+                        s.conversation.decisions(),
+                        s.conversation.questions(),
+                        s.effects(),
+                    ),
                 ]
 
             before = durable()
@@ -130,7 +144,7 @@ class TestCompact:
             with pytest.raises(ZeroDivisionError):
                 s.compact(1, lambda _: str(1 / 0))
             with pytest.raises(NotFound):
-                s.dropped(1)
+                s.conversation.dropped(1)
             assert len(list(s.events())) == before
 
     def test_concurrent_compaction_is_refused(self, hub: Hub) -> None:
@@ -156,7 +170,7 @@ class TestCompact:
         assert killed(store, code, f"journal.{point}-append:kill:10") == -9
         with open_hub(store) as hub, hub.session("s") as s:
             assert len(s.messages()) == left
-            dropped = [m.content for m in s.dropped()]
+            dropped = [m.content for m in s.conversation.dropped()]
             assert dropped + [m.content for m in s.messages()] == [f"m{n}" for n in range(9)]
 
     def test_the_plain_summary_is_bounded(self) -> None:
@@ -304,7 +318,7 @@ s.act(lambda: os.kill(os.getpid(), signal.SIGKILL), name="pay", key="k", replay=
             assert told.data["messages"][-1]["content"] == "the login test fails"
             assert str(told) == told.markdown
             assert hub.get(s.id).briefing() == told
-            s.settle(told.data["unsettled"][0]["id"], "paid")
+            s.actions.settle(told.data["unsettled"][0]["id"], "paid")
             assert s.briefing().data["unsettled"] == []
 
     def test_briefing_lists_an_unsettled_effect_after_a_restore(self, store: Path) -> None:

@@ -27,9 +27,9 @@ VERBS: dict[str, Callable[[Any], Any]] = {
     "act why": lambda s: s.act(len, "a", why=None),
     "act key": lambda s: s.act(len, "a", key=5),
     "act name": lambda s: s.act(len, "a", name=5),
-    "request why": lambda s: s.request_approval("go", why=None),
+    "request why": lambda s: s.actions.request_approval("go", why=None),
     "spend": lambda s: s.spend(usd=1, model=5),
-    "model call": lambda s: s.model_call(None, "m", usage={"usd": 1}),
+    "model call": lambda s: s.accounting.model_call(None, "m", usage={"usd": 1}),
     "commit": lambda s: s.commit(5),
     "pause": lambda s: s.pause(5),
     "close": lambda s: s.close(None),
@@ -77,7 +77,7 @@ class TestText:
 class TestBeside:
     def test_reason_or_author_that_is_not_text_is_refused(self, hub: Hub) -> None:
         with hub.session("s") as s:
-            asked = s.request_approval("go?")
+            asked = s.actions.request_approval("go?")
             wrong: list[Callable[[], Any]] = [
                 lambda: hub.comment("s", "hi", by=5),  # type: ignore[arg-type]
                 lambda: hub.approve("s", asked, why=5),  # type: ignore[arg-type]
@@ -88,7 +88,7 @@ class TestBeside:
                 with pytest.raises(Invalid) as caught:
                     verb()
                 assert caught.value.kind == "not_text"
-            assert s.approvals()[0].state == "asked"
+            assert s.actions.approvals()[0].state == "asked"
 
     @pytest.mark.parametrize("name", ["", "\udcff", "a\nb"])
     def test_budget_and_spend_with_a_bad_counter_name_are_refused(
@@ -112,7 +112,7 @@ class TestUnknown:
                 s.answer(asked[:6], "me")
             assert caught.value.kind == "no_question"
             s.answer(asked, "me")
-            assert s.questions() == []
+            assert s.conversation.questions() == []
 
     def test_forgetting_or_superseding_a_fact_twice_is_refused(self, hub: Hub) -> None:
         with hub.session("s") as s:
@@ -122,7 +122,7 @@ class TestUnknown:
                 s.forget(fact)
             assert caught.value.kind == "no_fact"
             new = s.learn("z", supersedes=s.learn("y"))
-            old = s.fact(new).supersedes
+            old = s.memory.fact(new).supersedes
             with pytest.raises(NotFound, match=f"superseded by {new}"):
                 s.learn("w", supersedes=old)
 
@@ -142,7 +142,7 @@ class TestWhichSession:
                 assert hub.get(word).id == s.id
                 hub.comment(word, "hello")
             assert hub.get("ann/s").id == other.id
-            asked = s.request_approval("go?")
+            asked = s.actions.request_approval("go?")
             assert hub.approve("s", asked, by="ann").state == "given"
         assert hub.audit("s").name == "s"
         hub.governance.hold("s")

@@ -209,9 +209,12 @@ def record(hub: Hub, oid: str, tmp_path: Path) -> None:
         with open(tmp_path / "file", "rb") as file:
             s.artifact("opened", data=file)
         s.artifact("given", data=DATA)
-        s.model_call("provider", "model", request="ask " * 100, response=DATA.hex())
+        s.accounting.model_call("provider", "model", request="ask " * 100, response=DATA.hex())
         assert [one.version for one in s.artifacts()] == [1, 1]
-        assert [s.artifact_data(name) for name in ("opened", "given")] == [DATA, DATA]
+        assert [s.artifact_store.artifact_data(name) for name in ("opened", "given")] == [
+            DATA,
+            DATA,
+        ]
 
 
 def undo(hub: Hub, oid: str, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def fail(session: Session, i: int) -> int:
 def hang(session: Session, i: int) -> int:
     """The first never ends, and what it started neither; nor does what that has left behind."""
     if i == 0:
-        here, long = session.notes()["here"], session.notes()["long"]
+        here, long = session.conversation.notes()["here"], session.conversation.notes()["long"]
         subprocess.Popen(["sleep", str(long)], start_new_session=True)
         begun = Path(str(here)) / "begun"
         session.run(
@@ -71,14 +71,14 @@ def hang(session: Session, i: int) -> int:
 
 
 def leave_behind(session: Session, i: int) -> int:
-    subprocess.Popen(["sleep", str(session.notes()["long"])], start_new_session=True)
+    subprocess.Popen(["sleep", str(session.conversation.notes()["long"])], start_new_session=True)
     return i
 
 
 def block(session: Session, i: int) -> int:
     """All but the first wait for ever, and say where they do."""
-    if i and "marks" in session.notes():
-        with Path(str(session.notes()["marks"])).open("a") as file:
+    if i and "marks" in session.conversation.notes():
+        with Path(str(session.conversation.notes()["marks"])).open("a") as file:
             file.write(f"pid {os.getpid()}\n")
     while i:
         signal.pause()
@@ -92,12 +92,12 @@ def spend(session: Session, i: int) -> int:
 
 def spend_some(session: Session, i: int) -> float:
     session.spend(usd=0.1)
-    return session.budget_left()["usd"]
+    return session.accounting.budget_left()["usd"]
 
 
 def marked(session: Session, i: int) -> int:
     """Leaves a line where all of them do, twice: that it began, and that it is done."""
-    file = Path(str(session.notes()["marks"]))
+    file = Path(str(session.conversation.notes()["marks"]))
     for word in ("began", "done"):
         fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         os.write(fd, f"{word} {i}\n".encode())

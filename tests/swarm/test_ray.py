@@ -86,7 +86,9 @@ def lines(path: Path) -> list[str]:
 
 def note(session: Session, word: str) -> None:
     """Leave a line where the test finds it; whole, though others write, too."""
-    fd = os.open(str(session.notes()["marks"]), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    fd = os.open(
+        str(session.conversation.notes()["marks"]), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
+    )
     os.write(fd, f"{word}\n".encode())
     os.close(fd)
 
@@ -113,7 +115,7 @@ def fail(session: Session, i: int) -> int:
 
 def sink(session: Session, i: int) -> int:
     """What begins on the node that is doomed never ends; elsewhere none ends before one has."""
-    marks = Path(str(session.notes()["marks"]))
+    marks = Path(str(session.conversation.notes()["marks"]))
     node = os.path.basename(os.environ["XDG_CACHE_HOME"])
     note(session, f"began {i} {node} {os.getpid()}")
     session.learn(f"learned by {i} on {node}")
@@ -127,7 +129,7 @@ def sink(session: Session, i: int) -> int:
 def stall(session: Session, i: int) -> int:
     """Once for ever, then not."""
     note(session, f"began {i} {os.getpid()}")
-    while len(lines(Path(str(session.notes()["marks"])))) == 1:
+    while len(lines(Path(str(session.conversation.notes()["marks"])))) == 1:
         signal.pause()
     return 7
 
@@ -222,7 +224,7 @@ def test_a_client_that_is_no_node_sends_what_it_has(cluster: Address, tmp_path: 
         assert (result.kept, result.winners[0].score) == ([2], 7)
         result = session.swarm(lambda s, i: signal.pause(), n=1, timeout=1, on=cluster.url)
         assert (states(result), result.kept) == (["timeout"], [])
-        assert session.budget_left()["usd"] == pytest.approx(0.9)
+        assert session.accounting.budget_left()["usd"] == pytest.approx(0.9)
         assert [row.name for row in hub.sessions()] == ["near"]
 
 

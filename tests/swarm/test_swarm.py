@@ -284,7 +284,7 @@ def test_attempt_that_exceeds_its_budget_share_fails(hub: Hub) -> None:
     result = s.swarm(tasks.spend, n=3, budget={"usd": 1.0}, keep=0)
     assert states(result) == ["budget", "done", "done"]
     assert "its share (usd 2 of 1)" in result.attempts[0].error
-    assert s.budget_left()["usd"] == pytest.approx(7.0)
+    assert s.accounting.budget_left()["usd"] == pytest.approx(7.0)
 
 
 def test_unspent_budget_of_an_attempt_is_returned(hub: Hub) -> None:
@@ -292,7 +292,7 @@ def test_unspent_budget_of_an_attempt_is_returned(hub: Hub) -> None:
     result = s.swarm(tasks.spend_some, n=5, parallel=2, budget={"usd": 0.5}, keep=0)
     assert states(result) == ["done"] * 5
     assert scores(result) == pytest.approx([0.4] * 5)
-    assert s.budget_left()["usd"] == pytest.approx(0.5)
+    assert s.accounting.budget_left()["usd"] == pytest.approx(0.5)
 
 
 def test_swarm_is_refused_if_the_budget_does_not_cover_one_share(hub: Hub) -> None:

@@ -60,7 +60,9 @@ def make(place: Path) -> tuple[str, str, str]:
             s.run(f"printf '%s' {'x' * 10}; exit 3", why=EVIL)
             s.spend(usd=0.1, tokens=3, model=EVIL)
             s.record("evil.kind", {EVIL: EVIL})
-            s.collaborate(EVIL[:100], kind="pull request", link=f"javascript:{RUN}", text=EVIL)
+            s.external.collaborate(
+                EVIL[:100], kind="pull request", link=f"javascript:{RUN}", text=EVIL
+            )
             (work / NAME.replace("/", "-")[:200]).write_text(EVIL + "\nold\n")
             (work / "code.py").write_text(f"x = '''{EVIL}'''\n")
             s.artifact("plain" + EVIL[:200], data=EVIL, kind=EVIL, why=EVIL)

@@ -173,7 +173,7 @@ def export_session(
 
 
 def _export_messages(view: SessionReader, format: Any, whole: bool) -> Any:
-    return view.export_messages(format, whole=whole)
+    return view.conversation.export_messages(format, whole=whole)
 
 
 def _write(path: Path, text: str) -> None:

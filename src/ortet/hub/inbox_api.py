@@ -88,9 +88,9 @@ class InboxApi:
         session = self._sessions.table.resolve(session)
         check_text(by=by)
         draft = draft_answer(approval, by=by or self._store.author, ok=ok, why=why)
-        need(self._sessions.get(session).approvals(), approval)
+        need(self._sessions.get(session).actions.approvals(), approval)
         self._post_to_inbox(session, draft)
-        return need(self._sessions.get(session).approvals(), approval)
+        return need(self._sessions.get(session).actions.approvals(), approval)
 
     def whatif(
         self,

@@ -103,7 +103,9 @@ class MemoryQueries:
         found: dict[str, Episode] = {}
         for row in sessions.all() if meant is None else [sessions.table.get(meant)]:
             if agent in (None, row.agent) and row.status != "archived":
-                told = sessions.get(row.id).episodes(since=since, until=until, outcome=outcome)
+                told = sessions.get(row.id).memory.episodes(
+                    since=since, until=until, outcome=outcome
+                )
                 for one in told:
                     others = agent is not None and one.participants[:1] not in ([], [agent])
                     if (meant is None and not others) or one.source is None:

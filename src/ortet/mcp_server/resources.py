@@ -137,11 +137,11 @@ def _file(context: McpContext, oid: str, path: str) -> ResourceContent:
 
 def _artifact(context: McpContext, name: str) -> ResourceContent:
     with context.read_session() as view:
-        found = view.lineage(name).artifact
+        found = view.artifact_store.lineage(name).artifact
         check_size(found.name, found.size)
         if found.link and not found.oid:
             return ResourceContent(_PLAIN, found.link)
-        return _content(found.name, view.artifact_data(found.name), found.media)
+        return _content(found.name, view.artifact_store.artifact_data(found.name), found.media)
 
 
 def _content(name: str, data: bytes, media: str = "") -> ResourceContent:

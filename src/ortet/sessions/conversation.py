@@ -214,7 +214,9 @@ class Conversation:
         """
         check_text(question=question)
         if self._context.state.questions.get(question) is None:
-            raise NotFound("no_question", f"{question!r} was not asked: s.questions() lists them")
+            raise NotFound(
+                "no_question", f"{question!r} was not asked: s.conversation.questions() lists them"
+            )
         return self._verbs.add("answer", {"id": question, "answer": answer})
 
     def decide(self, text: str, *, why: str = "", instead_of: Sequence[str] = ()) -> str:

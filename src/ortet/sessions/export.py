@@ -41,7 +41,7 @@ _BEGINNING = "(What was said before is not here.)"
 
 
 def export_messages(view: SessionContext, format: Format, *, whole: bool) -> Any:
-    """Export the conversation; see `SessionReader.export_messages`."""
+    """Export the conversation; see `Conversation.export_messages`."""
     if format not in get_args(Format):
         raise Invalid("bad_format", f"{format!r}: give one of {', '.join(get_args(Format))}")
     require(FLAG, whole=whole)

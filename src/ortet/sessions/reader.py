@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ortet.history.commits import CommitInfo
-from ortet.journal.conversation.compaction import Compaction
 from ortet.journal.conversation.context import ModelContext
 from ortet.journal.conversation.text import TokenCounter, estimate_tokens
 from ortet.journal.environment import Environment
@@ -20,42 +19,27 @@ from ortet.journal.event_log import EventLog
 from ortet.journal.events import Event
 from ortet.journal.reports.briefing import Briefing
 from ortet.journal.reports.progress import ProgressLog
-from ortet.journal.state.external_state import Collaboration, RateLimitWindow, ServiceToken
-from ortet.journal.state.merge import Contradiction
 from ortet.journal.state.records import (
-    Approval,
     Artifact,
-    Decision,
     Effect,
-    Episode,
     Fact,
     Message,
-    Question,
 )
 from ortet.journal.state.state import SessionState
 from ortet.sessions.actions.accounting import Accounting
 from ortet.sessions.actions.artifact_store import ArtifactStore
-from ortet.sessions.actions.artifacts import Lineage, StoredContent
-from ortet.sessions.actions.model_calls import ModelCall
 from ortet.sessions.actions.session_actions import SessionActions
 from ortet.sessions.context import SessionContext
 from ortet.sessions.conversation import Conversation
 from ortet.sessions.environment.environments import recorded_environments
-from ortet.sessions.environment.external_state import Browser
 from ortet.sessions.environment.outside import ExternalState
 from ortet.sessions.memory.session_memory import SessionMemory
-from ortet.sessions.memory.shared_scopes import SharedScope
-from ortet.sessions.results import RecallHit
 from ortet.sessions.table import SessionRow
 from ortet.sessions.times import Moment
-from ortet.vault.vault import Secret
 
 if TYPE_CHECKING:
     from ortet.journal.reports.checkpoint import AgentCheckpoint
-    from ortet.memory.extraction.contradictions import Detector
-    from ortet.memory.working import WorkingMemory
     from ortet.sessions.environment.handover import Handover
-    from ortet.sessions.export import Format
     from ortet.sessions.results import RecallResult
     from ortet.store.context import StoreContext
 
@@ -327,184 +311,6 @@ class SessionReader:
 
         return carry(self._context)
 
-    # rarer names
-
-    def compactions(self) -> list[Compaction]:
-        """Return the compactions of the context, newest first."""
-        return self.conversation.compactions()
-
-    def dropped(self, compaction: int = 0) -> list[Message]:
-        """Return the messages that compactions left out, in order.
-
-        Args:
-            compaction: the event number of one compaction; 0 for all of them.
-        """
-        return self.conversation.dropped(compaction)
-
-    def export_messages(self, format: Format, *, whole: bool = False) -> Any:
-        """Return the conversation in the format of a model API, ready to be sent.
-
-        Every tool call has a result. Thoughts are included where the API accepts them.
-
-        Args:
-            format: "openai" (a list of messages), "openai-responses" (a list of items) or
-                "anthropic" ({"system", "messages"}).
-            whole: include messages that compactions left out.
-        """
-        return self.conversation.export_messages(format, whole=whole)
-
-    def decisions(self) -> list[Decision]:
-        """Return all decisions."""
-        return self.conversation.decisions()
-
-    def questions(self) -> list[Question]:
-        """Return the open questions."""
-        return self.conversation.questions()
-
-    def comments(self) -> list[Event]:
-        """Return the comments of people on the session.
-
-        Comments are not messages: a message between a tool call and its result makes a model API
-        refuse both.
-        """
-        return self.conversation.comments()
-
-    def notes(self) -> dict[str, Any]:
-        """Return the notes that have not expired."""
-        return self.conversation.notes()
-
-    def shared(self) -> list[SharedScope]:
-        """Return the shared scopes as far as this session sees them."""
-        return self.memory.shared()
-
-    def working(self, messages: int = 20) -> WorkingMemory:
-        """Return goal, plan, notes, open questions, effects and the last messages.
-
-        The result is cached and never stale.
-
-        Args:
-            messages: the number of messages.
-        """
-        return self.memory.working(messages)
-
-    def fact(self, id_: str | Fact | RecallHit) -> Fact:
-        """Return one fact, believed or retracted, by its id or from a hit.
-
-        Raises:
-            NotFound: "no_fact" if it never existed.
-        """
-        return self.memory.fact(id_)
-
-    def fact_history(self, id_: str | Fact | RecallHit) -> list[Fact]:
-        """Return a fact with all facts that it superseded or that superseded it, oldest first."""
-        return self.memory.fact_history(id_)
-
-    def contradictions(self, detector: Detector | None = None) -> list[Contradiction]:
-        """Return pairs of believed facts that cannot both be true. `ours` is the older one.
-
-        Nothing is retracted automatically. Settle a contradiction with `s.learn(…, supersedes=…)`
-        or `s.forget(…)`.
-
-        Args:
-            detector: finds contradictions; by default a rule-based one.
-        """
-        return self.memory.contradictions(detector)
-
-    def episodes(
-        self,
-        *,
-        since: Moment | None = None,
-        until: Moment | None = None,
-        outcome: str | None = None,
-        session: str | None = None,
-    ) -> list[Episode]:
-        """Return the episodes of this session and published ones of others, oldest first.
-
-        Args:
-            since: only episodes that end at this time or later.
-            until: only episodes that begin before this time.
-            outcome: only episodes with this outcome.
-            session: only episodes of the session with this name.
-        """
-        return self.memory.episodes(since=since, until=until, outcome=outcome, session=session)
-
     def effects(self) -> list[Effect]:
         """Return all effects of this session and its family. A restore removes none of them."""
         return self.actions.effects()
-
-    def approvals(self) -> list[Approval]:
-        """Return the requested approvals with their answers.
-
-        Answers that are still in the inbox are included.
-        """
-        return self.actions.approvals()
-
-    def spent(self) -> dict[str, float]:
-        """Return the amounts spent by the family and by sessions that work for it.
-
-        A restore refunds nothing.
-        """
-        return self.accounting.spent()
-
-    def limits(self) -> dict[str, float]:
-        """Return the hard limits of the family."""
-        return self.accounting.limits()
-
-    def budget_left(self) -> dict[str, float]:
-        """Return the remaining amount of each limited counter.
-
-        Limits of the session that this one works for are included. On an open session, time is
-        counted up to now.
-        """
-        return self.accounting.budget_left()
-
-    def model_calls(self) -> list[ModelCall]:
-        """Return all recorded model calls, in order."""
-        return self.accounting.model_calls()
-
-    def content(self, content: StoredContent) -> bytes:
-        """Return the bytes of a recorded request or response."""
-        return self.accounting.content(content)
-
-    def artifact_data(self, name: str, version: int | None = None) -> bytes:
-        """Return the content of an artifact; the last version by default.
-
-        Raises:
-            NotFound: there is no such artifact or version.
-        """
-        return self.artifact_store.artifact_data(name, version)
-
-    def lineage(self, name: str, version: int | None = None) -> Lineage:
-        """Return the artifact with the action and the reason that led to it."""
-        return self.artifact_store.lineage(name, version)
-
-    def collaborations(self) -> list[Collaboration]:
-        """Return the collaborations by name: things that other people see or will see.
-
-        A collaboration that an effect created is included even after a restore to an earlier
-        commit.
-        """
-        return self.external.collaborations()
-
-    def windows(self) -> list[RateLimitWindow]:
-        """Return the rate limits by service, as known now.
-
-        A window whose reset time has passed is `full`.
-        """
-        return self.external.windows()
-
-    def tokens(self) -> list[ServiceToken]:
-        """Return which entries of the vault belong to which services."""
-        return self.external.tokens()
-
-    def token(self, service: str) -> Secret:
-        """Return the current secret for a service from the vault."""
-        return self.external.token(service)
-
-    def browser(self, *, current: bool = False) -> Browser:
-        """Return the open pages and the storage state of the browser.
-
-        Args:
-            current: return the newest known state instead of the one in this session's state.
-        """
-        return self.external.browser(current=current)

@@ -132,7 +132,8 @@ def dropped_of(view: SessionContext, compaction: int) -> list[Message]:
     if compaction and not found:
         raise NotFound(
             "no_compaction",
-            f"event {compaction} is no compaction of this session: s.compactions() lists them",
+            f"event {compaction} is no compaction of this session: "
+            "s.conversation.compactions() lists them",
         )
     aside = view.state.core.aside
     return [one for span in reversed(found) for one in span if not is_superseded(aside, one.seq)]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol, TypeVar, overload
@@ -25,18 +24,14 @@ from ortet.history.refs import Ref
 from ortet.ids import from_hex
 from ortet.journal.environment import Environment, EnvironmentDifference
 from ortet.journal.events import Event
-from ortet.journal.state.external_state import Collaboration
 from ortet.journal.state.records import Artifact, Fact, Message, SourceEventRef
 from ortet.machines.base import Command, OutputCallback, Report, Result
 from ortet.sessions.actions.accounting import Accounting
 from ortet.sessions.actions.artifact_store import ArtifactStore
-from ortet.sessions.actions.artifacts import Orphans
 from ortet.sessions.actions.budget import Budget
-from ortet.sessions.actions.effects import Intent
 from ortet.sessions.actions.session_actions import SessionActions
 from ortet.sessions.context import SessionContext
 from ortet.sessions.conversation import Conversation, SessionPlan
-from ortet.sessions.environment.external_state import Browser
 from ortet.sessions.environment.handover import BRIEFING_TOKENS, Handover, HandoverWriter
 from ortet.sessions.environment.outside import ExternalState
 from ortet.sessions.environment.tracker import EnvironmentTracker
@@ -59,7 +54,6 @@ from ortet.sessions.writing.event_writer import EventWriter
 from ortet.sessions.writing.inbox import Inbox
 from ortet.sessions.writing.pipeline import VerbPipeline
 from ortet.store.lease import WriterLease
-from ortet.vault.vault import Secret
 from ortet.workspaces.programs import INITIAL_SCREEN, SHELL
 from ortet.workspaces.results import RestoreResult
 
@@ -71,7 +65,7 @@ if TYPE_CHECKING:
     from ortet.history.merge.text_merge import Favor
     from ortet.ids import Oid
     from ortet.journal.conversation.compaction import Compaction, Summarise
-    from ortet.machines.jobs import Job, JobInfo, ProcessInfo
+    from ortet.machines.jobs import Job
     from ortet.objects.store import Durability
     from ortet.sessions.actions.actions import KeyScope, Replay
     from ortet.sessions.context import SessionServices
@@ -410,7 +404,7 @@ class Session(SessionReader):
     def compact(self, keep_last: int = 20, summarise: Summarise | None = None) -> Compaction | None:
         """Leave all but the newest messages out of context, with a summary in their place.
 
-        Nothing is deleted: `dropped()` returns these messages.
+        Nothing is deleted: `conversation.dropped()` returns these messages.
 
         Args:
             keep_last: the number of messages to keep.
@@ -1190,242 +1184,3 @@ class Session(SessionReader):
     def generated_directory(self) -> str:
         """Return the workspace directory of the handover files; "" if there is none."""
         return self._files.generated_directory
-
-    # rarer names
-
-    def refresh(self) -> None:
-        """Follow the newest facts of shared memory scopes from now on.
-
-        A restored session and each fork see the shared facts of their commit, until they publish a
-        fact themselves.
-        """
-        self.memory.refresh()
-
-    def intend(
-        self,
-        name: str,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        why: str = "",
-        replay: Replay = "recorded",
-        key: str = "",
-        scope: KeyScope = "family",
-        approve: str | None = None,
-    ) -> Intent:
-        """Record the intent of an effect that another program performs.
-
-        The intent is durable on return. Call `settle` with the outcome afterwards.
-
-        Args:
-            name: the name of the action.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
-            why: the reason.
-            replay: how the effect may be repeated: "pure", "recorded", "idempotent" or "once".
-            key: an idempotency key; "" for none.
-            scope: "family" for the session and all its forks, or "timeline".
-            approve: the reason to show to a human, if an approval is needed.
-
-        Returns:
-            The intent. If `done` is True, the effect was performed before under this key and must
-            not be performed again; `outcome` is its result.
-        """
-        return self.actions.intend(
-            name, args, kwargs, why=why, replay=replay, key=key, scope=scope, approve=approve
-        )
-
-    def settle(
-        self, effect: str, outcome: Any = None, *, failed: bool = False, error: str = ""
-    ) -> Event:
-        """Record the outcome of an action that has none.
-
-        Args:
-            effect: the id of the effect.
-            outcome: its result.
-            failed: True if it was not performed or failed.
-            error: how it failed. Given text implies `failed`.
-
-        Raises:
-            NotFound: there is no such effect.
-            Conflict: "settled" if it already has an outcome.
-        """
-        return self.actions.settle(effect, outcome, failed=failed, error=error)
-
-    def request_approval(self, what: str, *, why: str = "") -> str:
-        """Ask a human for an approval and return its id. Read the answer with `approvals()`.
-
-        Args:
-            what: the action to approve.
-            why: the reason, shown with the request.
-        """
-        return self.actions.request_approval(what, why=why)
-
-    def model_call(  # noqa: PLR0917 - in the order one says it
-        self,
-        provider: str,
-        model: str,
-        params: Mapping[str, Any] | None = None,
-        usage: Mapping[str, Any] | None = None,
-        request: Any = None,
-        response: Any = None,
-    ) -> Event:
-        """Record a model call that was made, and spend its usage; see `spend`.
-
-        Request and response are stored as objects that the event refers to. Known secrets in them
-        are replaced by their names.
-
-        Args:
-            provider: the provider of the model.
-            model: the name of the model.
-            params: the parameters of the call.
-            usage: the usage report. Every number in it is spent.
-            request: bytes, text or plain data.
-            response: bytes, text or plain data.
-
-        Returns:
-            The event of the call.
-
-        Raises:
-            Refused: "budget_spent" if a limit is exceeded. The call is recorded.
-        """
-        return self.accounting.model_call(provider, model, params, usage, request, response)
-
-    def orphans(self) -> Orphans:
-        """Return artifacts whose content is lost, and files without an artifact."""
-        return self.artifact_store.orphans()
-
-    def collaborate(
-        self,
-        name: str,
-        *,
-        kind: str | None = None,
-        link: str | None = None,
-        status: str | None = None,
-        text: str | None = None,
-        effect: str | None = None,
-    ) -> Collaboration:
-        """Record something that others see or will see: a branch, a pull request, a comment.
-
-        The same name again changes the given fields. If an effect created it, a restore does not
-        undo it; `collaborations()` keeps listing it.
-
-        Args:
-            name: its name.
-            kind: what it is.
-            link: where it is.
-            status: "draft", "done" or "withdrawn". Done can be withdrawn; withdrawn is final.
-            text: its content.
-            effect: the id of the effect that created it; by default the action in progress.
-
-        Raises:
-            Conflict: "illegal_move" if the status cannot change in this way.
-        """
-        return self.external.collaborate(
-            name, kind=kind, link=link, status=status, text=text, effect=effect
-        )
-
-    def window(
-        self,
-        service: str,
-        *,
-        remaining: float,
-        reset: datetime | float,
-        limit: float | None = None,
-    ) -> Event:
-        """Record how many calls a service still accepts.
-
-        Rate limits belong to the agent: `windows()` returns the last record of any of its sessions,
-        including forks and restored ones.
-
-        Args:
-            service: the service.
-            remaining: the number of calls left.
-            reset: when the limit is reset: seconds since 1970, or a datetime with a time zone.
-            limit: the number of calls of a full window.
-        """
-        return self.external.window(service, remaining=remaining, reset=reset, limit=limit)
-
-    @overload
-    def token(self, service: str) -> Secret: ...
-
-    @overload
-    def token(self, service: str, name: str) -> Event: ...
-
-    def token(self, service: str, name: str | None = None) -> Secret | Event:
-        """Record the vault name of the token for a service, or return the current token.
-
-        Args:
-            service: the service.
-            name: the name in the vault. None returns the token.
-
-        Raises:
-            NotFound: "no_secret" if the vault has no such name, "no_token" if none was recorded.
-        """
-        if name is None:
-            return self.external.token(service)
-        return self.external.token(service, name)
-
-    def browser(
-        self,
-        urls: Sequence[str] | None = None,
-        storage: Mapping[str, Any] | str | os.PathLike[str] | None = None,
-        *,
-        current: bool = False,
-    ) -> Browser:
-        """Record the open pages and the storage state of a browser, or return what was recorded.
-
-        The storage state is stored in the vault, and the event has its name. After a restore it is
-        the one of that commit.
-
-        Args:
-            urls: the open pages.
-            storage: a dict, or the path of a file that Playwright or Selenium wrote.
-            current: without other arguments, return the last saved state instead.
-        """
-        return self.external.browser(urls, storage, current=current)
-
-    def job(self, name: str) -> Job:
-        """Return the service or shell of this name, running or ended."""
-        return self.programs.job(name)
-
-    def jobs(self) -> list[JobInfo]:
-        """Return all services and shells, running or ended."""
-        return self.programs.jobs()
-
-    def ps(self) -> list[ProcessInfo]:
-        """Return all processes of the machine."""
-        return self.programs.ps()
-
-    def logs(self, name: str, last: int | None = None) -> str:
-        """Return the last output of a service or shell.
-
-        Args:
-            name: the name of the service or shell.
-            last: return only this many bytes.
-        """
-        return self.programs.logs(name, last)
-
-    def expose(self, port: int, *, at: int = 0) -> int:
-        """Forward a loopback port of this host to `port` in the machine, and return it.
-
-        Args:
-            port: the port in the machine.
-            at: the port of this host; 0 for any free one.
-        """
-        return self.programs.expose(port, at=at)
-
-    def unexpose(self, port: int) -> bool:
-        """Close the forward to `port`. Return False if there was none."""
-        return self.programs.unexpose(port)
-
-    def kernels(self) -> list[SessionKernel]:
-        """Return the running kernels and their forks. Starts nothing; safe from any thread."""
-        return self.programs.kernels()
-
-    def is_running(self) -> bool:
-        """Return True if programs or kernels run in the machine.
-
-        They end with the session handle.
-        """
-        return self.programs.is_running()

@@ -50,7 +50,7 @@ def test_audit_and_briefing_show_a_message_that_only_calls_a_tool(hub: Hub) -> N
     with hub.session("s") as s:
         s.say("assistant", "", tool_calls=[{"id": "c1", "function": function}])
         s.say("assistant", "", tool_calls=[flat, 7])
-        s.model_call("someone", "some-model")
+        s.accounting.model_call("someone", "some-model")
         briefing = s.briefing().markdown
     said = [line.what for line in hub.audit(s.id).lines]
     assert 'assistant: [calls look {"at":1}]' in said and "some-model" in said

@@ -42,8 +42,8 @@ class TestErase:
         with open_hub(store) as hub, hub.session("s") as s:
             assert [m.content for m in s.messages()] == [OTHER]
             assert [f.text for f in s.facts()] == ["kept"]
-            assert s.decisions() == []
-            assert s.spent() == {"tokens": 5}
+            assert s.conversation.decisions() == []
+            assert s.accounting.spent() == {"tokens": 5}
             assert s.goal == "help"
             s.say("user", "on")
             s.commit("four")
@@ -236,7 +236,7 @@ class TestErase:
                     s.say("user", text)
                 s.compact(keep_last=1)
                 s.commit()
-                assert SECRET in s.compactions()[0].summary
+                assert SECRET in s.conversation.compactions()[0].summary
             first = next(e.seq for e in s.event_log.events() if e.kind == "message")
             receipt = hub.erase(s.id, seqs=[first])
             kinds = sorted(event.kind for event in receipt.events)
@@ -244,8 +244,8 @@ class TestErase:
             hub.verify()
             view = hub.get(s.id)  # what the summary stood for stays out of context, and readable
             assert [m.content for m in view.messages()] == ["last"]
-            assert [m.content for m in view.dropped()] == [OTHER]
-            assert view.compactions()[0].summary == ""
+            assert [m.content for m in view.conversation.dropped()] == [OTHER]
+            assert view.conversation.compactions()[0].summary == ""
             hub.comment(s.id, f"beside: {SECRET}")
             hub.erase(s.id)
             hub.verify()

@@ -174,7 +174,7 @@ def test_adk_artifacts_are_artifacts_of_the_ortet_session(hub: Hub) -> None:
         ("plot.png", 1, "image/png"),
         ("plot.png", 2, "image/png"),
     ]
-    assert view.artifact_data("plot.png") == b"two"
+    assert view.artifact_store.artifact_data("plot.png") == b"two"
     hub.sweep()
     with ortet.open(hub.root) as other:
         found = asyncio.run(OrtetArtifactService(other).load_artifact(**ME, filename="plot.png"))

@@ -102,7 +102,7 @@ def test_an_agent_continues_its_conversation_in_another_hub(hub: Hub, store: Pat
     view = hub.get("chat")
     roles = [message.role for message in view.messages()]
     assert roles == ["user", "assistant", "tool", "assistant"] * 2
-    assert view.spent()["tokens"] == 60
+    assert view.accounting.spent()["tokens"] == 60
     assert not view.state.core.calling
     with ortet.open(store) as other:  # another process would go on so
         client = Scripted(answer)

@@ -140,7 +140,7 @@ def test_turns_tools_and_usage_are_counted_by_branch(hub: Hub) -> None:
     assert [one["user_turn_number"] for one in run(session.get_turn_usage())] == [1, 2]
     assert run(session.get_session_usage("one"))["total_tokens"] == 60
     assert run(session.get_session_usage())["total_tokens"] == 4 * 30  # what they share, once
-    assert hub.get("chat").spent()["tokens"] == 4 * 30
+    assert hub.get("chat").accounting.spent()["tokens"] == 4 * 30
 
 
 def test_a_turn_of_many_items_is_still_that_turn(hub: Hub) -> None:

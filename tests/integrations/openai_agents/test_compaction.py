@@ -51,8 +51,8 @@ def test_items_compacted_by_the_service_are_replaced_and_recoverable(hub: Hub) -
     assert items[0] == COMPACTED
     assert len(items) == 1 + 6
     view = hub.get("chat")
-    assert len(view.compactions()) == 1
-    said = [message.content for message in view.dropped() if message.role == "user"]
+    assert len(view.conversation.compactions()) == 1
+    said = [message.content for message in view.conversation.dropped() if message.role == "user"]
     assert said == ["question 0", "question 1"]
     run(compacting.run_compaction({"force": True}))  # of all, by the caller's wish
     assert run(session.get_items()) == [COMPACTED]
@@ -70,7 +70,7 @@ def test_compaction_replaces_only_the_items_the_model_saw(hub: Hub) -> None:
     run(Runner.run(plain, "question 2", session=compacting, run_config=config))
     assert len(service.asked) == 1
     assert run(session.get_items()) == [*before[:6], COMPACTED]
-    assert hub.get("chat").compactions() == []  # the way back is the commit before
+    assert hub.get("chat").conversation.compactions() == []  # the way back is the commit before
 
 
 def test_compaction_fails_when_items_were_added_during_it(hub: Hub) -> None:

@@ -92,7 +92,7 @@ def test_two_processes_take_turns_in_one_session(hub: Hub, store: Path, start: S
         worker.stdin.flush()
         assert line_of(worker.stdout) == f"answer {number + 2}: sun in B"
     assert len(run(session.get_items())) == 6 * 6
-    assert hub.get("chat").spent()["tokens"] == 3 * 30
+    assert hub.get("chat").accounting.spent()["tokens"] == 3 * 30
 
 
 @pytest.mark.slow
@@ -164,14 +164,14 @@ def test_usage_is_spent_of_the_budget(hub: Hub) -> None:
         run(session.store_run_usage(result))
         run(session.store_run_usage(result))  # which is the same again
     view = hub.get("chat")
-    assert view.spent() == {
+    assert view.accounting.spent() == {
         "requests": 4.0,
         "input_tokens": 40.0,
         "output_tokens": 20.0,
         "total_tokens": 60.0,
         "tokens": 60.0,
     }
-    assert view.budget_left() == {"tokens": 40.0}
+    assert view.accounting.budget_left() == {"tokens": 40.0}
     used = run(session.get_turn_usage(2))
     assert (used["requests"], used["total_tokens"]) == (2, 30)
     assert used["input_tokens_details"]["cached_tokens"] == 0
@@ -193,7 +193,7 @@ def test_usage_is_spent_of_the_budget(hub: Hub) -> None:
     assert len(run(session.get_items())) == 4 * 6  # which is there all the same
     for _ in range(6):
         run(session.pop_item())
-    assert hub.get("chat").spent()["tokens"] == 120.0  # no rewind refunds anything
+    assert hub.get("chat").accounting.spent()["tokens"] == 120.0  # no rewind refunds anything
     assert [one["user_turn_number"] for one in run(session.get_turn_usage())] == [1, 2, 3]
 
 
@@ -211,12 +211,12 @@ def test_a_summary_keeps_the_context_short(hub: Hub, store: Path) -> None:
         model.ids = number % 2 == 0  # the Runner asks only where responses have ids
         run(Runner.run(sky, f"question {number}", session=session))
     view = hub.get("chat")
-    assert len(view.compactions()) >= 2
+    assert len(view.conversation.compactions()) >= 2
     assert len(view.messages()) <= 12
     items = run(session.get_items())
     assert items[0]["content"].startswith("Summary of what was said before")
     assert ids(items, "function_call") == ids(items, "function_call_output")
-    kept = [*view.dropped(), *view.messages()]
+    kept = [*view.conversation.dropped(), *view.messages()]
     said = [message.content for message in kept if message.role == "user"]
     assert said == [f"question {number}" for number in range(6)]
     run(session.run_compaction({"force": True}))

@@ -72,7 +72,7 @@ def test_the_items_are_messages_of_an_ordinary_ortet_session(hub: Hub, store: Pa
     session = OrtetSession("fix-42", hub, goal="make it green", budget={"tokens": 100})
     run(session.add_items(PAIR))
     with hub.session("fix-42") as s:  # which is lent
-        assert (s.goal, s.limits()) == ("make it green", {"tokens": 100})
+        assert (s.goal, s.accounting.limits()) == ("make it green", {"tokens": 100})
         assert [(m.role, m.content) for m in s.messages()] == [
             ("user", "go"),
             ("assistant", ""),
@@ -97,7 +97,7 @@ def test_popped_and_cleared_items_can_be_recovered(hub: Hub) -> None:
     run(session.clear_session())
     with hub.session("x") as s:
         assert s.messages() == []
-        assert [m.role for m in s.dropped()] == ["user", "assistant", "tool"]
+        assert [m.role for m in s.conversation.dropped()] == ["user", "assistant", "tool"]
         assert not s.context().messages
         s.undo()  # what was cleared was not committed
         assert [m.content for m in s.messages()][-1] == "so it is"
@@ -115,7 +115,7 @@ def test_pop_item_never_removes_a_compaction_summary(hub: Hub) -> None:
     assert run(session.get_items()) == [summary, *rest]
     assert run(session.pop_item()) == rest[1]
     assert run(session.get_items()) == [summary, rest[0]]
-    assert [m.content for m in hub.get("x").dropped()] == [str(n) for n in range(8)]
+    assert [m.content for m in hub.get("x").conversation.dropped()] == [str(n) for n in range(8)]
     assert run(session.pop_item()) == rest[0]
     assert run(session.pop_item()) is None
     run(session.clear_session())

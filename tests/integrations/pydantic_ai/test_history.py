@@ -113,8 +113,8 @@ def test_an_agent_continues_its_conversation_in_another_hub(hub: Hub, store: Pat
     roles = [message.role for message in view.messages()]
     assert roles == ["user", "assistant", "tool", "assistant"] * 2
     assert [m.content for m in view.messages() if m.role == "user"] == ["question 0", "question 1"]
-    assert view.spent()["requests"] == 4
-    assert view.spent()["tokens"] == second.usage.total_tokens + first.usage.total_tokens
+    assert view.accounting.spent()["requests"] == 4
+    assert view.accounting.spent()["tokens"] == second.usage.total_tokens + first.usage.total_tokens
     with ortet.open(store) as other:
         again = OrtetHistory("chat", other)
         assert again.load() == second.all_messages()
@@ -130,7 +130,7 @@ def test_a_result_is_saved_once(hub: Hub) -> None:
     result = asyncio.run(agent.run("question 1", message_history=chat.load()))
     assert chat.save(result.all_messages()) == 4  # only what is new
     assert chat.load() == result.all_messages()
-    assert hub.get(chat.name).spent()["requests"] == 4
+    assert hub.get(chat.name).accounting.spent()["requests"] == 4
     (told,) = hub.get(chat.name).records("pydantic-ai.session")
     assert told.data == {"session_id": "a b"}
     assert chat.save([]) == 0

@@ -46,11 +46,11 @@ def test_import_records_messages_thoughts_effects_files_and_spend(hub: Hub, tmp_
     assert [(one.name, one.kind, one.link) for one in view.artifacts()] == [
         ("lexer.py", "file", "lexer.py")
     ]
-    assert view.lineage("lexer.py").action is not None
+    assert view.artifact_store.lineage("lexer.py").action is not None
     # five answers, of which the first has three lines that say the same cost
-    assert view.spent()["output_tokens"] == 5 * 30
-    assert view.spent() == one.spent
-    assert [call.model for call in view.model_calls()] == ["claude-opus-4-5"] * 5
+    assert view.accounting.spent()["output_tokens"] == 5 * 30
+    assert view.accounting.spent() == one.spent
+    assert [call.model for call in view.accounting.model_calls()] == ["claude-opus-4-5"] * 5
     assert [(bill.key, bill.spends) for bill in hub.bill(by="day")] == [("2026-03-02", 1)]
     assert [event.kind for event in view.records()][:3] == [
         *("claude-code.file-history-snapshot", "claude-code.queue-operation"),
@@ -95,7 +95,7 @@ def test_a_growing_transcript_is_imported_line_by_line(hub: Hub, tmp_path: Path)
     view = hub.get(NAME)
     assert [message.role for message in view.messages()].count("assistant") == 6
     assert [effect.state for effect in view.effects()] == ["done", "failed", "done"]
-    assert view.spent()["output_tokens"] == 5 * 30
+    assert view.accounting.spent()["output_tokens"] == 5 * 30
     assert len(view.artifacts()) == 1
 
 
@@ -107,7 +107,7 @@ def test_a_growing_answer_is_billed_once(hub: Hub, tmp_path: Path) -> None:
     taken(hub, claude, tmp_path)
     claude.answer(text("two"), id_="msg_01", usage={"input_tokens": 7, "output_tokens": 9})
     taken(hub, claude, tmp_path)
-    assert hub.get(NAME).spent() == {"input_tokens": 7, "output_tokens": 9, "tokens": 16}
+    assert hub.get(NAME).accounting.spent() == {"input_tokens": 7, "output_tokens": 9, "tokens": 16}
 
 
 def test_a_last_line_that_is_not_whole_waits(hub: Hub, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_rewind_in_the_transcript_becomes_a_branch(hub: Hub, tmp_path: Path) -
     assert said(hub.get(left.name)) == ["first", "one", "second, a mistake", "two"]
     assert hub.get(left.name).row.parent == main.session
     assert [one.added for one in taken(hub, claude, tmp_path)] == [0, 0]
-    assert hub.get(NAME).spent()["output_tokens"] == 3 * 30
+    assert hub.get(NAME).accounting.spent()["output_tokens"] == 3 * 30
 
 
 def test_a_rewind_after_the_first_import_becomes_a_branch(hub: Hub, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_answers_copied_from_another_conversation_are_not_billed_again(
     claude.prompt("second")
     claude.answer(text("two"), id_="msg_02")
     taken(hub, claude, tmp_path)
-    assert hub.get(NAME).spent()["output_tokens"] == 30
+    assert hub.get(NAME).accounting.spent()["output_tokens"] == 30
 
 
 def test_calls_at_once_are_no_branches(hub: Hub, tmp_path: Path) -> None:
@@ -257,8 +257,8 @@ def test_a_compaction_in_the_transcript_becomes_a_compaction(hub: Hub, tmp_path:
     (one,) = taken(hub, claude, tmp_path)
     view = hub.get(NAME)
     assert said(view) == ["go on"]
-    assert [past.summary for past in view.compactions()] == ["The user had a lexer."]
-    assert len(view.dropped()) == 11
+    assert [past.summary for past in view.conversation.compactions()] == ["The user had a lexer."]
+    assert len(view.conversation.dropped()) == 11
     assert "The user had a lexer." in text_of(view.context().messages[0].content)
     assert one.added == 18
     assert taken(hub, claude, tmp_path)[0].added == 0

@@ -22,8 +22,8 @@ def test_import_records_messages_thoughts_effects_files_and_spend(hub: Hub, tmp_
     assert view.goal == "the lexer drops the last token"
     states = [(effect.name, effect.state) for effect in view.effects()]
     assert states == [("shell", "done"), ("apply_patch", "done"), ("local_shell", "failed")]
-    assert view.spent()["tokens"] == 1500  # told twice, spent once
-    assert {call.model for call in view.model_calls()} == {"gpt-5-codex"}
+    assert view.accounting.spent()["tokens"] == 1500  # told twice, spent once
+    assert {call.model for call in view.accounting.model_calls()} == {"gpt-5-codex"}
     thought = next(event for event in view.events() if event.kind == "thought")
     assert thought.data["text"] == "**Looking at the lexer**"
     assert thought.data["part"]["encrypted_content"] == "gAAAAABo"
@@ -57,7 +57,7 @@ def test_a_compaction_in_the_transcript_becomes_a_compaction(hub: Hub, tmp_path:
     import_transcript(hub, "codex", codex.write(tmp_path / "rollout-x.jsonl"))
     view = hub.get(NAME)
     assert [text_of(message.content) for message in view.messages()] == ["go on"]
-    assert view.compactions()[0].summary == "A lexer was mended."
+    assert view.conversation.compactions()[0].summary == "A lexer was mended."
 
 
 def test_transcripts_of_the_first_format_are_imported(hub: Hub, tmp_path: Path) -> None:

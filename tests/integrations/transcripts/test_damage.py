@@ -74,9 +74,9 @@ def test_a_damaged_transcript_is_imported_and_exported_without_error(
             found = import_transcript(hub, tool, path, name=name)
             for one in found if found[0].lines else ():
                 view = hub.get(one.session)
-                check_anthropic(view.export_messages("anthropic"))
-                check_openai(view.export_messages("openai"))
-                check_responses(view.export_messages("openai-responses"))
+                check_anthropic(view.conversation.export_messages("anthropic"))
+                check_openai(view.conversation.export_messages("openai"))
+                check_responses(view.conversation.export_messages("openai-responses"))
             told = sum(bool(line.strip()) for line in bytes(damaged).split(b"\n"))
             assert sum(one.lines for one in found) + any(one.rest for one in found) == told
             assert [one.added for one in import_transcript(hub, tool, path, name=name)] == [
@@ -128,9 +128,9 @@ def test_values_of_unexpected_types_are_imported_without_error(tmp_path: Path, t
             assert sum(one.added for one in found) == len(said)
             for one in found:
                 view = hub.get(one.session)
-                check_anthropic(view.export_messages("anthropic"))
-                check_openai(view.export_messages("openai"))
-                check_responses(view.export_messages("openai-responses"))
+                check_anthropic(view.conversation.export_messages("anthropic"))
+                check_openai(view.conversation.export_messages("openai"))
+                check_responses(view.conversation.export_messages("openai-responses"))
                 spans_of(view, content=True)
             assert [one.added for one in import_transcript(hub, tool, path, name=name)] == [
                 0
@@ -218,7 +218,7 @@ def test_a_line_of_two_million_characters_is_imported(hub: Hub, tmp_path: Path) 
     (one,) = import_transcript(hub, "claude-code", path)
     view = hub.get(one.name)
     assert len(text_of(view.messages()[0].content)) < 10_000
-    told = view.export_messages("anthropic")["messages"]
+    told = view.conversation.export_messages("anthropic")["messages"]
     assert told[0]["content"][0]["text"] == "y" * 2_000_000
     assert b"".join(kept(view)).count(b"many") == 60_000
     hub.verify()
@@ -297,7 +297,7 @@ with ortet.open(sys.argv[1]) as hub:
         said = [one for one in view.messages() if not one.extra.get("synthetic")]
         assert len(said) == 11 + 90
         assert len({one.extra["line"] for one in said if "line" in one.extra}) == len(said) - 1
-        assert view.spent()["output_tokens"] == (5 + 30) * 30
+        assert view.accounting.spent()["output_tokens"] == (5 + 30) * 30
         assert [effect.state for effect in view.effects()].count("done") == 32
         hub.verify()
 

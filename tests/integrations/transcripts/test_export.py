@@ -33,15 +33,15 @@ def taken(hub: Hub, claude: Claude, tmp_path: Path) -> SessionReader:
 
 def check(view: SessionReader) -> None:
     for whole in (False, True):
-        check_anthropic(view.export_messages("anthropic", whole=whole))
-        check_openai(view.export_messages("openai", whole=whole))
-        check_responses(view.export_messages("openai-responses", whole=whole))
+        check_anthropic(view.conversation.export_messages("anthropic", whole=whole))
+        check_openai(view.conversation.export_messages("openai", whole=whole))
+        check_responses(view.conversation.export_messages("openai-responses", whole=whole))
 
 
 def test_a_claude_transcript_exports_its_messages_unchanged(hub: Hub, tmp_path: Path) -> None:
     view = taken(hub, small(), tmp_path)
     check(view)
-    told = view.export_messages("anthropic")["messages"]
+    told = view.conversation.export_messages("anthropic")["messages"]
     assert len(told) == 10
     assert told[1]["content"] == [
         thinking("Look at the lexer first."),
@@ -55,10 +55,10 @@ def test_a_codex_transcript_exports_its_encrypted_reasoning(hub: Hub, tmp_path: 
     path = rollout().write(tmp_path / "rollout-x.jsonl")
     view = hub.get(import_transcript(hub, "codex", path)[0].session)
     check(view)
-    items = view.export_messages("openai-responses")
+    items = view.conversation.export_messages("openai-responses")
     (reasoning,) = [item for item in items if item["type"] == "reasoning"]
     assert reasoning["encrypted_content"] == "gAAAAABo"
-    assert not any("reasoning" in str(one) for one in view.export_messages("openai"))
+    assert not any("reasoning" in str(one) for one in view.conversation.export_messages("openai"))
 
 
 def test_calls_at_once_stay_in_one_answer(hub: Hub, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_calls_at_once_stay_in_one_answer(hub: Hub, tmp_path: Path) -> None:
     claude.result("toolu_02", "B", parentUuid=two)
     view = taken(hub, claude, tmp_path)
     check(view)
-    told = view.export_messages("anthropic")["messages"]
+    told = view.conversation.export_messages("anthropic")["messages"]
     kinds = [[part["type"] for part in one["content"]] for one in told]
     assert kinds == [["text"], ["thinking", "tool_use", "tool_use"], ["tool_result"] * 2]
 
@@ -85,7 +85,7 @@ def test_calls_without_a_result_are_closed(hub: Hub, tmp_path: Path) -> None:
     claude.prompt("[Request interrupted by user]")
     view = taken(hub, claude, tmp_path)
     check(view)
-    told = view.export_messages("anthropic")["messages"]
+    told = view.conversation.export_messages("anthropic")["messages"]
     assert told[2]["content"][1]["is_error"] is True
 
 
@@ -96,7 +96,7 @@ def test_unsigned_thoughts_are_not_exported(hub: Hub, tmp_path: Path) -> None:
     claude.answer({"type": "redacted_thinking", "data": "sealed"}, text("no"), id_="msg_02")
     view = taken(hub, claude, tmp_path)
     check(view)
-    told = str(view.export_messages("anthropic"))
+    told = str(view.conversation.export_messages("anthropic"))
     assert "unsigned" not in told and "sealed" in told
 
 
@@ -110,15 +110,15 @@ def test_pictures_and_long_results_come_back_whole(hub: Hub, tmp_path: Path) -> 
     claude.result("toolu_01", long)
     view = taken(hub, claude, tmp_path)
     check(view)
-    told = view.export_messages("anthropic")["messages"]
+    told = view.conversation.export_messages("anthropic")["messages"]
     assert told[0]["content"][1]["source"] == source
     assert told[2]["content"][0]["content"] == long
-    chat = view.export_messages("openai")
+    chat = view.conversation.export_messages("openai")
     assert chat[0]["content"][1]["image_url"]["url"] == f"data:image/png;base64,{data}"
     # what a model is given without it is short, and no half of a picture
     assert "image" not in [part["type"] for part in view.messages()[0].content]
     hub.sweep(expire_ns=0)
-    assert view.export_messages("anthropic")["messages"] == told
+    assert view.conversation.export_messages("anthropic")["messages"] == told
     hub.verify()
 
 
@@ -128,9 +128,9 @@ def test_compacted_messages_are_exported_as_their_summary(hub: Hub, tmp_path: Pa
     claude.prompt("go on")
     view = taken(hub, claude, tmp_path)
     check(view)
-    short = view.export_messages("anthropic")["messages"]
+    short = view.conversation.export_messages("anthropic")["messages"]
     assert [len(one["content"]) for one in short] == [2]
-    assert len(view.export_messages("openai", whole=True)) == 11
+    assert len(view.conversation.export_messages("openai", whole=True)) == 11
 
 
 def test_an_ortet_session_exports_valid_messages_for_every_api(hub: Hub) -> None:
@@ -146,22 +146,22 @@ def test_an_ortet_session_exports_valid_messages_for_every_api(hub: Hub) -> None
         session.think("no API has signed this")
         session.say("assistant", [{"type": "thinking", "thinking": "nor this"}])
         check(session)
-        assert session.export_messages("anthropic")["system"] == "be kind"
+        assert session.conversation.export_messages("anthropic")["system"] == "be kind"
         with pytest.raises(Invalid, match="openai-responses"):
-            session.export_messages("xml")  # type: ignore[arg-type]
+            session.conversation.export_messages("xml")  # type: ignore[arg-type]
 
 
 def test_an_empty_session_exports_no_messages(hub: Hub) -> None:
     with hub.session("empty") as session:
-        assert session.export_messages("openai") == []
-        assert session.export_messages("openai-responses") == []
-        assert session.export_messages("anthropic") == {"system": "", "messages": []}
+        assert session.conversation.export_messages("openai") == []
+        assert session.conversation.export_messages("openai-responses") == []
+        assert session.conversation.export_messages("anthropic") == {"system": "", "messages": []}
 
 
 def test_messages_stored_apart_by_an_adapter_are_exported(hub: Hub) -> None:
     long = "a long story " * 100_000
     with hub.session("long") as session:
         append_events(session, [EventInput("message", {"role": "user", "content": long})])
-        assert session.export_messages("openai") == [{"role": "user", "content": long}]
+        assert session.conversation.export_messages("openai") == [{"role": "user", "content": long}]
         session.say("user", "short", stored={"oid": "no such thing", "size": 3})
-        assert session.export_messages("openai")[1]["content"] == "short"
+        assert session.conversation.export_messages("openai")[1]["content"] == "short"

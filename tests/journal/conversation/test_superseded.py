@@ -54,8 +54,10 @@ def test_a_message_set_aside_is_in_no_conversation_until_restored(hub: Hub, tmp_
         wanted = ["the river is long", "the river is the Rhine"]
         assert texts(s.messages()) == texts(s.messages(last=9)) == texts(s.context()) == wanted
         assert texts(s.messages(last=2)) == wanted
-        assert [one["content"] for one in s.export_messages("openai", whole=True)] == wanted
-        assert [one["content"] for one in s.working().messages] == wanted
+        assert [
+            one["content"] for one in s.conversation.export_messages("openai", whole=True)
+        ] == wanted
+        assert [one["content"] for one in s.memory.working().messages] == wanted
         assert "Nile" not in s.briefing().markdown
         hub.governance.export_jsonl(tmp_path / "all.jsonl")
         assert "Nile" not in (tmp_path / "all.jsonl").read_text()
@@ -84,12 +86,12 @@ def test_a_compaction_leaves_out_messages_that_are_set_aside(hub: Hub) -> None:
         past = s.compact(keep_last=1)
         assert past is not None
         assert "never mind" not in past.summary
-        assert texts(s.dropped()) == ["be brief", "one", "two"]
+        assert texts(s.conversation.dropped()) == ["be brief", "one", "two"]
         assert texts(s.context())[0] == "be brief"
         aside(s, out=[[rule.seq, rule.seq]])
         assert "be brief" not in texts(s.context())
         assert s.milestone()
-        assert not [one for one in s.episodes() if "never mind" in one.summary]
+        assert not [one for one in s.memory.episodes() if "never mind" in one.summary]
 
 
 def test_tool_calls_that_are_set_aside_wait_for_no_result(hub: Hub) -> None:

@@ -138,10 +138,10 @@ def test_an_event_of_a_new_kind_changes_the_state_and_is_loaded_again(hub: Hub) 
         patch.setitem(EVENT_KINDS, "risk", RISK)
         with hub.session("s") as session:
             record_risk(session)
-            assert session.notes() == {"risk/r1": "the disk is full"}
+            assert session.conversation.notes() == {"risk/r1": "the disk is full"}
             session.commit()
         with hub.session("s") as again:
-            assert again.notes() == {"risk/r1": "the disk is full"}
+            assert again.conversation.notes() == {"risk/r1": "the disk is full"}
 
 
 @pytest.mark.parametrize(

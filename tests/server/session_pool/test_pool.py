@@ -16,7 +16,7 @@ import ortet
 from ortet.errors import NotFound, OrtetError, Refused, Unavailable
 from ortet.hub.hub import Hub
 from ortet.server.session_pool.pool import SessionPool
-from ortet.sessions.session import Session
+from ortet.sessions.machine.programs import SessionPrograms
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ class TestLeaving:
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         rooms = make(max_sessions=1, linger=0.01)
-        monkeypatch.setattr(Session, "is_running", lambda self: self.name == "one")
+        monkeypatch.setattr(SessionPrograms, "is_running", lambda self: True)
         id_ = begin(rooms)
         with pytest.raises(Unavailable, match="busy here"):
             begin(rooms, "two")

@@ -47,18 +47,18 @@ class TestArtifacts:
             s.commit("made")
             s.artifact("report.md", data="# three", media="text/x-own")
         with open_hub(store) as hub, hub.session("s") as s:
-            assert s.artifact_data("report.md") == b"# three"
-            assert s.artifact_data("report.md", 1) == b"# one"
-            assert s.artifact_data("report.md", version=2) == b"# two"
-            assert s.artifact_data("blob") == big
-            assert s.artifact_data("empty") == b""
-            assert s.artifact_data("many", 9) == b"8"
+            assert s.artifact_store.artifact_data("report.md") == b"# three"
+            assert s.artifact_store.artifact_data("report.md", 1) == b"# one"
+            assert s.artifact_store.artifact_data("report.md", version=2) == b"# two"
+            assert s.artifact_store.artifact_data("blob") == big
+            assert s.artifact_store.artifact_data("empty") == b""
+            assert s.artifact_store.artifact_data("many", 9) == b"8"
             assert s.artifact("many", data="x").version == 10
             found = {(a.name, a.version): a for a in s.artifacts()}
             assert len(found) == 15
             assert found["report.md", 3].media == "text/x-own"
             assert found["blob", 1].media == "application/octet-stream"
-            assert s.orphans().missing == []
+            assert s.artifact_store.orphans().missing == []
             hub.verify()
 
     def test_lineage_names_the_action_and_reason_of_an_artifact(self, hub: Hub) -> None:
@@ -71,7 +71,7 @@ class TestArtifacts:
             s.act(draw, why="they asked for a picture")
             s.artifact("loose.txt", data="x")
             chart, table, loose = (
-                s.lineage(name) for name in ("chart.png", "table.csv", "loose.txt")
+                s.artifact_store.lineage(name) for name in ("chart.png", "table.csv", "loose.txt")
             )
             assert chart.action is not None
             assert (chart.action.name, chart.why) == ("draw", "they asked for a picture")
@@ -84,8 +84,8 @@ class TestArtifacts:
             made = s.artifact("review", link="https://example.org/pr/1", kind="pull request")
             assert (made.oid, made.size) == ("", 0)
             with pytest.raises(NotFound, match=r"example\.org"):
-                s.artifact_data("review")
-            assert s.orphans().missing == []
+                s.artifact_store.artifact_data("review")
+            assert s.artifact_store.orphans().missing == []
 
     def test_artifact_from_a_workspace_file_must_lie_inside_the_workspace(
         self, hub: Hub, work: Path, tmp_path: Path
@@ -98,10 +98,10 @@ class TestArtifacts:
             (work / "stray.tmp").write_text("?")
             assert s.artifact("out/report.md").name == "out/report.md"
             assert s.artifact(work / "out" / "report.md").version == 2
-            assert s.artifact_data("out/report.md") == b"# done"
-            assert s.orphans().files == ["stray.tmp"]
+            assert s.artifact_store.artifact_data("out/report.md") == b"# done"
+            assert s.artifact_store.orphans().files == ["stray.tmp"]
             s.commit("second")
-            assert s.orphans().files == ["stray.tmp"]
+            assert s.artifact_store.orphans().files == ["stray.tmp"]
             (tmp_path / "secret").write_text("s")
             (work / "way-out").symlink_to(tmp_path / "secret")
             for outside in ("../secret", tmp_path / "secret", "way-out"):
@@ -116,7 +116,7 @@ class TestArtifacts:
         os.mkfifo(work / "pipe")
         with hub.session("s") as s:
             assert s.artifact(work / "a.txt").name == "a.txt"
-            assert s.orphans().files == []
+            assert s.artifact_store.orphans().files == []
             before = len(list(s.events()))
             for wrong, kind in ((work / "no", "no_file"), (work, "not_a_file")):
                 with pytest.raises((NotFound, Invalid)) as caught:
@@ -134,7 +134,7 @@ class TestArtifacts:
             s.artifact("a", data="x")
             for args in (("b",), ("a", 2), ("a", 0)):
                 with pytest.raises(NotFound) as caught:
-                    s.artifact_data(*args)
+                    s.artifact_store.artifact_data(*args)
                 assert caught.value.kind == "no_artifact"
 
     def test_a_restore_brings_versions_back(self, hub: Hub) -> None:
@@ -143,7 +143,7 @@ class TestArtifacts:
             point = s.commit()
             s.artifact("a", data="two")
             s.restore(point.oid)
-            assert s.artifact_data("a") == b"one"
+            assert s.artifact_store.artifact_data("a") == b"one"
             assert s.artifact("a", data="three").version == 2
 
     def test_orphans_and_verify_report_lost_artifact_content(self, hub: Hub) -> None:
@@ -157,7 +157,7 @@ class TestArtifacts:
             path.unlink()
         with open_hub(hub.root) as again:
             with again.session("s") as s:
-                assert s.orphans().missing == ["a@1", "b@1"]
+                assert s.artifact_store.orphans().missing == ["a@1", "b@1"]
             with pytest.raises(Corrupt):
                 again.verify()
 
@@ -175,7 +175,7 @@ class TestSweep:
             s.artifact("before", data=b"sealed")
             s.commit("one")
             s.artifact("a", data=data)
-            s.model_call("p", "m", request="ask" * 9, response="answer" * 9)
+            s.accounting.model_call("p", "m", request="ask" * 9, response="answer" * 9)
             (fork,) = s.fork()
             fork.artifact("forked", data=data[::-1])
             self.sweep(hub)
@@ -184,10 +184,10 @@ class TestSweep:
         with open_hub(store) as hub:
             self.sweep(hub)
             with hub.session("s") as s, hub.session("s/1") as fork:
-                assert s.artifact_data("before") == b"sealed"
-                assert s.artifact_data("a") == data
-                assert s.content(s.model_calls()[0].response) == b"answer" * 9
-                assert fork.artifact_data("forked") == data[::-1]
+                assert s.artifact_store.artifact_data("before") == b"sealed"
+                assert s.artifact_store.artifact_data("a") == data
+                assert s.accounting.content(s.accounting.model_calls()[0].response) == b"answer" * 9
+                assert fork.artifact_store.artifact_data("forked") == data[::-1]
             hub.verify()
 
     def test_sweep_before_the_first_commit_keeps_artifacts(self, store: Path) -> None:
@@ -197,7 +197,7 @@ class TestSweep:
             self.sweep(hub)
         with open_hub(store) as hub, hub.session("s") as s:
             self.sweep(hub)
-            assert s.artifact_data("a") == b"x" * BIG
+            assert s.artifact_store.artifact_data("a") == b"x" * BIG
 
     def test_a_kill_between_content_and_event_leaves_garbage_only(self, store: Path) -> None:
         code = (
@@ -222,7 +222,7 @@ class TestModelCalls:
     def test_model_call_is_stored_by_reference_and_counted_as_spent(self, hub: Hub) -> None:
         request = {"messages": [{"role": "user", "content": "hi " * 100_000}]}
         with hub.session("s", budget={"tokens": 1000}) as s:
-            event = s.model_call(
+            event = s.accounting.model_call(
                 "anthropic",
                 "large",
                 {"temperature": 0.5},
@@ -232,16 +232,16 @@ class TestModelCalls:
             )
             assert event.kind == "model"
             assert "messages" not in event.data
-            (call,) = s.model_calls()
+            (call,) = s.accounting.model_calls()
             assert (call.provider, call.model, call.params) == (
                 "anthropic",
                 "large",
                 {"temperature": 0.5},
             )
-            assert s.content(call.response) == b"hello"
-            assert len(s.content(call.request)) > 300_000
-            assert s.spent()["tokens"] == 15
-            assert s.budget_left() == {"tokens": 985}
+            assert s.accounting.content(call.response) == b"hello"
+            assert len(s.accounting.content(call.request)) > 300_000
+            assert s.accounting.spent()["tokens"] == 15
+            assert s.accounting.budget_left() == {"tokens": 985}
             s.commit("called")
             hub.verify()
         assert [(b.key, b.amounts["usd"]) for b in hub.bill(by="model")] == [("large", 0.01)]
@@ -259,27 +259,27 @@ class TestModelCalls:
         self, hub: Hub, usage: dict[str, int], tokens: int | None
     ) -> None:
         with hub.session("s") as s:
-            s.model_call("p", "m", usage=usage)
-            assert s.spent().get("tokens") == tokens
+            s.accounting.model_call("p", "m", usage=usage)
+            assert s.accounting.spent().get("tokens") == tokens
 
     def test_model_call_over_budget_is_recorded_and_pauses_the_session(self, hub: Hub) -> None:
         s = hub.session("s", budget={"usd": 1})
         with pytest.raises(Refused):
-            s.model_call("p", "m", usage={"usd": 2}, response="dear")
+            s.accounting.model_call("p", "m", usage={"usd": 2}, response="dear")
         view = hub.get(s.id)
-        assert view.content(view.model_calls()[0].response) == b"dear"
+        assert view.accounting.content(view.accounting.model_calls()[0].response) == b"dear"
         assert view.status == "paused"
 
     def test_wrong_values_change_nothing(self, hub: Hub) -> None:
         with hub.session("s") as s:
             before = len(list(s.events()))
             for wrong in (
-                lambda: s.model_call("p", ""),
-                lambda: s.model_call("p", "m", usage={"usd": -1}),
-                lambda: s.model_call("p", "m", {"x": object()}),
-                lambda: s.model_call("p", "m", request=object()),
+                lambda: s.accounting.model_call("p", ""),
+                lambda: s.accounting.model_call("p", "m", usage={"usd": -1}),
+                lambda: s.accounting.model_call("p", "m", {"x": object()}),
+                lambda: s.accounting.model_call("p", "m", request=object()),
             ):
                 with pytest.raises(Invalid):
                     wrong()  # type: ignore[no-untyped-call]
             assert len(list(s.events())) == before
-            assert s.spent() == {}
+            assert s.accounting.spent() == {}

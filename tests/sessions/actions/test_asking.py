@@ -36,7 +36,7 @@ def by_reading(hub: Hub) -> list[str]:
         row.name
         for row in hub.sessions()
         if row.status not in ("closed", "archived")
-        for one in hub.get(row.id).approvals()
+        for one in hub.get(row.id).actions.approvals()
         if one.state == "asked"
     ]
 
@@ -47,7 +47,10 @@ def hints(hub: Hub) -> list[str]:
 
 def test_approval_is_listed_until_it_is_answered(hub: Hub) -> None:
     with hub.session("s") as s:
-        first, second = s.request_approval("sell the boat"), s.request_approval("buy a boat")
+        first, second = (
+            s.actions.request_approval("sell the boat"),
+            s.actions.request_approval("buy a boat"),
+        )
         assert pending_ids(hub) == [
             first,
             second,
@@ -58,7 +61,7 @@ def test_approval_is_listed_until_it_is_answered(hub: Hub) -> None:
         assert names(hub) == hints(hub) == []
         s.say("user", "go on")
         assert names(hub) == []
-        s.request_approval("and another")
+        s.actions.request_approval("and another")
         assert names(hub) == ["s"]
 
 
@@ -72,7 +75,7 @@ def test_listing_approvals_loads_only_sessions_that_have_one(
             s.commit("once")
             s.fork(2, machine=False)
     with hub.session("s") as s:
-        s.request_approval("sell the boat")
+        s.actions.request_approval("sell the boat")
     read: list[str] = []
     services = hub.session_manager.services
     get = services.state_of
@@ -88,7 +91,7 @@ def test_listing_approvals_loads_only_sessions_that_have_one(
 
 def test_forks_inherit_pending_approvals(hub: Hub) -> None:
     with hub.session("s") as s:
-        s.request_approval("sell the boat")
+        s.actions.request_approval("sell the boat")
         s.fork(2, machine=False)
         hub.approve(s.id, pending_approvals(hub.session_manager.services)[0][1].id)
         assert names(hub) == by_reading(hub) == ["s/1", "s/2"]
@@ -96,7 +99,7 @@ def test_forks_inherit_pending_approvals(hub: Hub) -> None:
 
 def test_whatif_from_before_the_answer_lists_the_approval_as_pending(hub: Hub) -> None:
     with hub.session("s") as s:
-        id_ = s.request_approval("sell the boat")
+        id_ = s.actions.request_approval("sell the boat")
         said = s.say("user", "which one?")
         s.commit("asked")
         hub.approve(s.id, id_)
@@ -109,7 +112,7 @@ def test_whatif_from_before_the_answer_lists_the_approval_as_pending(hub: Hub) -
 
 def test_restore_to_before_the_answer_makes_the_approval_pending(hub: Hub) -> None:
     with hub.session("s") as s:
-        id_ = s.request_approval("sell the boat")
+        id_ = s.actions.request_approval("sell the boat")
         then = s.commit("asked")
         hub.approve(s.id, id_)
         s.say("user", "fine")
@@ -123,7 +126,7 @@ def test_workspace_restore_makes_the_session_approval_pending(hub: Hub, tmp_path
     place = tmp_path / "work"
     place.mkdir()
     with hub.session("s", workspace=place) as s:
-        id_ = s.request_approval("sell the boat")
+        id_ = s.actions.request_approval("sell the boat")
         then = s.commit("asked")
         hub.approve(s.id, id_)
         s.say("user", "fine")
@@ -138,7 +141,7 @@ def test_pending_approvals_follow_a_merge_and_a_checkpoint(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "begin")
         (fork,) = s.fork(1, machine=False)
-        fork.request_approval("sell the boat")
+        fork.actions.request_approval("sell the boat")
         s.say("user", "meanwhile")
         s.merge(fork)
         assert names(hub) == by_reading(hub)
@@ -150,7 +153,7 @@ def test_pending_approvals_follow_a_merge_and_a_checkpoint(hub: Hub) -> None:
 
 def test_archived_session_lists_no_approvals_until_it_is_unarchived(hub: Hub) -> None:
     with hub.session("s") as s:
-        s.request_approval("sell the boat")
+        s.actions.request_approval("sell the boat")
         s.commit("asked")
     hub.archive(s.id)
     assert names(hub) == []
@@ -162,7 +165,7 @@ def test_archived_session_lists_no_approvals_until_it_is_unarchived(hub: Hub) ->
 
 def test_pending_approvals_are_found_in_a_store_without_approval_rows(hub: Hub) -> None:
     with hub.session("s") as s:
-        s.request_approval("sell the boat")
+        s.actions.request_approval("sell the boat")
         (fork,) = s.fork(1, machine=False)
     with hub.session("quiet") as quiet:
         quiet.say("user", "hello")
@@ -181,7 +184,7 @@ def test_pending_approvals_are_found_in_a_store_of_an_earlier_release(tmp_path: 
         assert hints(hub) == []
         assert names(hub) == by_reading(hub)
         with hub.session("new") as s:
-            s.request_approval("sell the boat")
+            s.actions.request_approval("sell the boat")
             assert "new" in names(hub)
 
 
@@ -190,12 +193,12 @@ def test_approval_requested_during_a_listing_is_not_lost(
 ) -> None:
     assert names(hub) == []  # this store is known
     with hub.session("s") as s:
-        hub.approve(s.id, s.request_approval("sell the boat"))
+        hub.approve(s.id, s.actions.request_approval("sell the boat"))
         waiting = approvals._open_approvals
 
         def late(sessions: SessionServices, row: SessionRow) -> list[Approval]:
             found = waiting(sessions, row)
-            s.request_approval("buy another")
+            s.actions.request_approval("buy another")
             return found
 
         with monkeypatch.context() as patched:
@@ -215,7 +218,7 @@ def test_concurrent_approval_requests_and_listings_lose_none(tmp_path: Path) -> 
             with ortet.open(store) as own, own.session(f"s{number}") as s:
                 together.wait(WAIT)
                 for turn in range(5):
-                    id_ = s.request_approval(f"turn {turn}")
+                    id_ = s.actions.request_approval(f"turn {turn}")
                     assert id_ in [
                         one.id for _, one in pending_approvals(own.session_manager.services)
                     ]
@@ -223,7 +226,7 @@ def test_concurrent_approval_requests_and_listings_lose_none(tmp_path: Path) -> 
                     assert id_ not in [
                         one.id for _, one in pending_approvals(own.session_manager.services)
                     ]
-                s.request_approval("the last")
+                s.actions.request_approval("the last")
         except BaseException as error:
             failed.append(error)
 

@@ -59,13 +59,16 @@ class TestLimits:
     def test_a_hard_limit_pauses_and_says_how_to_go_on(self, hub: Hub) -> None:
         s = hub.session("s", budget={"usd": 5, "pages": 100})
         s.spend(usd=4, pages=1)
-        assert s.budget_left() == {"usd": 1, "pages": 99}
+        assert s.accounting.budget_left() == {"usd": 1, "pages": 99}
         error = refused(s.spend, usd=2)
         assert error.details["left"] == {"usd": 0, "pages": 99}
         assert "usd 6 of 5" in str(error)
         assert "s.budget(usd=" in str(error)
         assert hub.get(s.id).status == "paused"
-        assert hub.get(s.id).spent() == {"usd": 6, "pages": 1}  # it was spent all the same
+        assert hub.get(s.id).accounting.spent() == {
+            "usd": 6,
+            "pages": 1,
+        }  # it was spent all the same
         assert kinds(hub.get(s.id), "lifecycle")[-1]["why"] == "the budget is spent"
         with pytest.raises(Invalid):
             s.say("user", "x")
@@ -78,7 +81,7 @@ class TestLimits:
         s.budget(usd=10)
         assert s.act(len, "abc") == 3
         s.spend(usd=7)
-        assert s.budget_left() == {"usd": 1}
+        assert s.accounting.budget_left() == {"usd": 1}
         assert kinds(s, "budget")[-1] == {"limits": {"usd": 10}, "soft": {}}
 
     def test_spending_exactly_the_limit_is_allowed_and_the_next_action_refused(
@@ -98,7 +101,7 @@ class TestLimits:
         refused(s.act, len, "abc")
         s = hub.session("s")
         s.budget(usd=None)
-        assert s.budget_left() == {}
+        assert s.accounting.budget_left() == {}
         s.act(len, "abc")
 
     def test_a_soft_limit_of_nothing_is_reached_by_any_spend(self, hub: Hub) -> None:
@@ -125,20 +128,20 @@ class TestLimits:
     ) -> None:
         with hub.session("s", budget={"seconds": 100}) as s:
             clock.advance(30 * 10**9)
-            assert s.budget_left() == {"seconds": 70}
+            assert s.accounting.budget_left() == {"seconds": 70}
             s.act(len, "abc")
         clock.advance(HOUR)  # paused: this is nobody's time
         s = hub.session("s")
-        assert s.spent() == {"seconds": 30}
+        assert s.accounting.spent() == {"seconds": 30}
         s.spend(usd=1)
         clock.advance(70 * 10**9)
         refused(s.act, len, "abc")
-        assert hub.get(s.id).spent() == {"usd": 1, "seconds": 100}
+        assert hub.get(s.id).accounting.spent() == {"usd": 1, "seconds": 100}
 
     def test_time_without_a_limit_leaves_no_trace(self, hub: Hub, clock: ManualClock) -> None:
         with hub.session("s") as s:
             clock.advance(HOUR)
-        assert hub.get(s.id).spent() == {}
+        assert hub.get(s.id).accounting.spent() == {}
         assert kinds(hub.get(s.id), "spend") == []
 
     def test_exceeding_the_budget_inside_an_action_pauses_after_the_action(self, hub: Hub) -> None:
@@ -329,18 +332,18 @@ class TestTime:
     def test_clock_that_was_set_back_gives_no_time_back(self, hub: Hub, clock: ManualClock) -> None:
         with hub.session("s", budget={"seconds": 100}) as s:
             clock.advance(-(10**9))
-            assert s.budget_left() == {"seconds": 100}
+            assert s.accounting.budget_left() == {"seconds": 100}
             s.spend(usd=1)
-            assert s.spent() == {"usd": 1}
+            assert s.accounting.spent() == {"usd": 1}
 
     def test_time_left_has_fractions_and_is_zero_when_it_is_overrun(
         self, hub: Hub, clock: ManualClock
     ) -> None:
         with hub.session("s", budget={"seconds": 100}) as s:
             clock.advance(10**9 + 5 * 10**8)
-            assert s.budget_left() == {"seconds": 98.5}
+            assert s.accounting.budget_left() == {"seconds": 98.5}
             clock.advance(99 * 10**9)
-            assert s.budget_left() == {"seconds": 0}
+            assert s.accounting.budget_left() == {"seconds": 0}
             s.budget(seconds=None)
 
     @pytest.mark.parametrize("soft", [False, True])
@@ -359,7 +362,7 @@ class TestTime:
         s.say("user", "the last sign of life")
         clock.advance(31 * 10**9)
         with open_hub(store, clock=clock) as hub, hub.session("s") as t:
-            assert t.spent() == {"usd": 1, "seconds": 9}
+            assert t.accounting.spent() == {"usd": 1, "seconds": 9}
             amounts = [data["amounts"] for data in kinds(t, "spend")]
             assert amounts == [{"seconds": 3}, {"usd": 1, "seconds": 4}, {"seconds": 2}]
         killed.close()
@@ -377,7 +380,7 @@ class TestTime:
         s.say("user", "the last sign of life")
         clock.advance(31 * 10**9)
         with open_hub(store, clock=clock) as hub, hub.session("s") as t:
-            assert t.spent() == {"seconds": pytest.approx(7, abs=0.002)}
+            assert t.accounting.spent() == {"seconds": pytest.approx(7, abs=0.002)}
         killed.close()
 
     def test_process_killed_right_after_a_count_adds_nothing(
@@ -400,8 +403,8 @@ class TestFamily:
         point = s.commit("before")
         s.spend(usd=4)
         s.restore(point.oid)
-        assert s.spent() == {"usd": 4}
-        assert s.budget_left() == {"usd": 1}
+        assert s.accounting.spent() == {"usd": 4}
+        assert s.accounting.budget_left() == {"usd": 1}
         refused(s.spend, usd=2)
 
     def test_forks_share_one_budget_with_their_parent(self, hub: Hub) -> None:
@@ -409,10 +412,10 @@ class TestFamily:
         s.spend(usd=1)
         one, two = s.fork(2)
         one.spend(usd=3)
-        assert s.budget_left() == two.budget_left() == {"usd": 4}
-        assert s.spent() == {"usd": 4}
+        assert s.accounting.budget_left() == two.accounting.budget_left() == {"usd": 4}
+        assert s.accounting.spent() == {"usd": 4}
         refused(two.spend, usd=5)
-        assert s.spent() == {"usd": 9}
+        assert s.accounting.spent() == {"usd": 9}
         refused(s.act, len, "abc")
 
     def test_budget_reserved_by_another_fork_is_reported_and_freed_by_pause(self, hub: Hub) -> None:
@@ -427,7 +430,7 @@ class TestFamily:
         two = hub.session("s/2")
         assert two.act(len, "abc") == 3
         two.spend(usd=0.3)
-        assert s.spent() == {"usd": pytest.approx(7.9)}
+        assert s.accounting.spent() == {"usd": pytest.approx(7.9)}
 
     def test_a_dead_process_holds_nothing(self, store: Path) -> None:
         code = (
@@ -442,7 +445,7 @@ class TestFamily:
         assert done.returncode == -signal.SIGKILL
         with open_hub(store) as hub, hub.session("s/2") as s:
             s.spend(usd=7.8)
-            assert s.budget_left() == {"usd": pytest.approx(0.1)}
+            assert s.accounting.budget_left() == {"usd": pytest.approx(0.1)}
 
     def test_concurrent_threads_never_exceed_the_budget_without_an_error(self, hub: Hub) -> None:
         s = hub.session("s", budget={"n": 60})
@@ -462,7 +465,7 @@ class TestFamily:
         for thread in threads:
             thread.join()
         assert len(told) == 4
-        spent = s.spent()["n"]
+        spent = s.accounting.spent()["n"]
         assert 60 - 4 <= spent <= 60 + 4
         recorded = [
             event.data["amounts"]["n"]
@@ -486,7 +489,7 @@ class TestFamily:
         assert [kind for _, kind in found] == ["budget_spent"] * 4
         with open_hub(store) as hub:
             view = hub.get(next(row.id for row in hub.sessions() if row.name == "s"))
-            spent = view.spent()["n"]
+            spent = view.accounting.spent()["n"]
             assert spent == sum(done for done, _ in found)
             assert 60 - 4 <= spent <= 60 + 4
             assert sum(line.amounts["n"] for line in hub.bill()) == spent
@@ -519,7 +522,7 @@ class TestFamily:
             events = sum(data["amounts"]["n"] for data in kinds(s, "spend"))
             (line,) = hub.bill()
             assert line.amounts == {"n": events}
-            return s.spent()["n"], events
+            return s.accounting.spent()["n"], events
 
 
 class TestWorkers:
@@ -527,9 +530,9 @@ class TestWorkers:
         boss = hub.session("boss", budget={"usd": 5, "tokens": 1000})
         child = hub.session("child", parent=boss, budget={"usd": 2})
         child.spend(usd=1, tokens=400)
-        assert child.budget_left() == {"usd": 1, "tokens": 600}
-        assert boss.budget_left() == {"usd": 4, "tokens": 600}
-        assert boss.spent() == {"usd": 1, "tokens": 400}
+        assert child.accounting.budget_left() == {"usd": 1, "tokens": 600}
+        assert boss.accounting.budget_left() == {"usd": 4, "tokens": 600}
+        assert boss.accounting.spent() == {"usd": 1, "tokens": 400}
         refused(child.spend, usd=1.5)
         assert boss.status == "active"
         assert hub.get(child.id).row.parent == boss.id
@@ -540,12 +543,12 @@ class TestWorkers:
         grandchild = hub.session("grandchild", parent=child)
         boss.spend(usd=1)
         grandchild.spend(usd=3)
-        assert child.budget_left() == {"usd": 1}
+        assert child.accounting.budget_left() == {"usd": 1}
         error = refused(grandchild.spend, usd=2)
         assert boss.id in str(error)
-        assert boss.spent() == {"usd": 6}
+        assert boss.accounting.spent() == {"usd": 6}
         boss.budget(usd=10)
-        assert child.budget_left() == {"usd": 4}
+        assert child.accounting.budget_left() == {"usd": 4}
 
     def test_parent_session_must_exist_be_open_and_stay_the_same(self, hub: Hub) -> None:
         with pytest.raises(NotFound):

@@ -62,7 +62,7 @@ class TestRows:
             s.act(int, name="second")
             with pytest.raises(ValueError, match="no"):
                 s.act(fails, name="third")
-            begun = s.intend("fourth").effect
+            begun = s.actions.intend("fourth").effect
             first, second = (event.seq for event in begins(s)[:2])
             names = [
                 [effect.name for effect in effects_since(hub.catalog, s.row, seq)]
@@ -112,7 +112,7 @@ class TestEnds:
                 s.act(fails)
             with pytest.raises(Refused):
                 s.act(_refuse)
-            s.settle(s.intend("elsewhere").effect.id, "sent")
+            s.actions.settle(s.actions.intend("elsewhere").effect.id, "sent")
             ids = [event.data["id"] for event in begins(s)]
             assert ends(s) == [
                 {"id": ids[0], "state": "done"},
@@ -124,7 +124,7 @@ class TestEnds:
 
     def test_failed_settles_without_an_error_text(self, hub: Hub) -> None:
         with hub.session("s") as s:
-            event = s.settle(s.intend("x").effect.id, failed=True)
+            event = s.actions.settle(s.actions.intend("x").effect.id, failed=True)
             assert event.data["state"] == "failed"
             assert deed_of(hub, s).effect.state == "failed"
 
@@ -234,17 +234,17 @@ class TestKeys:
     def test_effect_of_an_earlier_timeline_with_unknown_outcome_is_unsettled(
         self, s: Session
     ) -> None:
-        first = s.intend("pay", key="k", scope="timeline", replay="once").effect.id
+        first = s.actions.intend("pay", key="k", scope="timeline", replay="once").effect.id
         self.again(s)
         with pytest.raises(Unsettled) as caught:
-            s.intend("pay", key="k", scope="timeline", replay="once")
+            s.actions.intend("pay", key="k", scope="timeline", replay="once")
         assert caught.value.details["id"] == first
 
     def test_effect_that_failed_on_an_earlier_timeline_is_a_new_effect(self, s: Session) -> None:
-        first = s.intend("pay", key="k", scope="timeline").effect.id
-        s.settle(first, failed=True)
+        first = s.actions.intend("pay", key="k", scope="timeline").effect.id
+        s.actions.settle(first, failed=True)
         self.again(s)
-        assert s.intend("pay", key="k", scope="timeline").effect.id != first
+        assert s.actions.intend("pay", key="k", scope="timeline").effect.id != first
 
     def test_fork_made_inside_an_action_does_its_own_effect(self, s: Session) -> None:
         def work() -> Any:
@@ -261,14 +261,14 @@ class TestKeys:
         """Also one that may be repeated with its key: the other session does it now."""
         (fork,) = s.fork(1)
         one, other = (fork, s) if by_fork else (s, fork)
-        one.intend("put", key="k", replay="idempotent")
+        one.actions.intend("put", key="k", replay="idempotent")
         with pytest.raises(Conflict) as caught:
-            other.intend("put", key="k", replay="idempotent")
+            other.actions.intend("put", key="k", replay="idempotent")
         assert caught.value.kind == "in_flight"
         assert caught.value.details["session"] == one.id
 
     def test_effect_that_another_thread_declares_is_in_flight(self, hub: Hub, s: Session) -> None:
-        begun = s.intend("pay", key="k").effect
+        begun = s.actions.intend("pay", key="k").effect
         deeds = s.pipeline.effects
         for other in (get_ident() - 1, get_ident() + 1):
             deeds.in_progress[begun.id] = other
@@ -337,5 +337,5 @@ class TestShown:
 
     def test_command_of_an_effect_is_clipped_to_five_hundred_characters(self, hub: Hub) -> None:
         with hub.session("s") as s:
-            effect = s.intend("tool", [], {"command": "x" * 3000}).effect
+            effect = s.actions.intend("tool", [], {"command": "x" * 3000}).effect
             assert len(effect.command) == 500

@@ -63,10 +63,12 @@ def act(s: Session, name: str) -> str:
 
 class TestCollaborate:
     def test_collaborate_updates_text_link_and_status_by_name(self, s: Session) -> None:
-        s.collaborate("review", kind="comment", text="the lock is never")
-        s.collaborate("review", text="the lock is never released", link="https://host/7#c1")
-        s.collaborate("pr", kind="pull_request", status="done")
-        review, pr = sorted(s.collaborations(), key=lambda one: one.name, reverse=True)
+        s.external.collaborate("review", kind="comment", text="the lock is never")
+        s.external.collaborate(
+            "review", text="the lock is never released", link="https://host/7#c1"
+        )
+        s.external.collaborate("pr", kind="pull_request", status="done")
+        review, pr = sorted(s.external.collaborations(), key=lambda one: one.name, reverse=True)
         assert (review.status, review.kind, review.link) == (
             "draft",
             "comment",
@@ -74,14 +76,14 @@ class TestCollaborate:
         )
         assert review.text == "the lock is never released"
         assert (pr.status, pr.text) == ("done", "")
-        assert s.collaborate("pr", status="withdrawn").status == "withdrawn"
+        assert s.external.collaborate("pr", status="withdrawn").status == "withdrawn"
 
     def test_collaborations_are_visible_in_another_process(
         self, hub: Hub, s: Session, open_at: OpenAt
     ) -> None:
-        s.collaborate("a", text="half", effect=act(s, "push"))
+        s.external.collaborate("a", text="half", effect=act(s, "push"))
         s.pause()
-        (one,) = open_at().session("s").collaborations()
+        (one,) = open_at().session("s").external.collaborations()
         assert (one.text, bool(one.effect)) == ("half", True)
 
     @pytest.mark.parametrize(
@@ -97,10 +99,10 @@ class TestCollaborate:
     def test_collaborate_with_an_illegal_status_change_is_refused(
         self, s: Session, old: str, new: str | None
     ) -> None:
-        s.collaborate("a", status=old)
+        s.external.collaborate("a", status=old)
         before = s.event_log.tip()
         with pytest.raises(Conflict) as error:
-            s.collaborate("a", status=new, text="more")
+            s.external.collaborate("a", status=new, text="more")
         assert error.value.kind == "illegal_move" and error.value.details["status"] == old
         assert s.event_log.tip() == before
 
@@ -117,70 +119,70 @@ class TestCollaborate:
     )
     def test_collaborate_with_bad_input_is_refused(self, s: Session, bad: dict[str, Any]) -> None:
         with pytest.raises(Invalid):
-            s.collaborate(**bad)
-        assert s.collaborations() == []
+            s.external.collaborate(**bad)
+        assert s.external.collaborations() == []
 
     def test_collaborate_with_an_unknown_effect_is_not_found(self, s: Session) -> None:
         with pytest.raises(NotFound) as error:
-            s.collaborate("a", effect="nobody did that")
+            s.external.collaborate("a", effect="nobody did that")
         assert error.value.kind == "no_effect"
 
     def test_collaboration_made_inside_an_action_refers_to_its_effect(self, s: Session) -> None:
-        s.act(lambda: s.collaborate("a", status="done") and None, name="push")
-        (one,) = s.collaborations()
+        s.act(lambda: s.external.collaborate("a", status="done") and None, name="push")
+        (one,) = s.external.collaborations()
         assert one.effect == s.effects()[0].id
 
     def test_restore_does_not_undo_what_others_see(self, s: Session) -> None:
-        s.collaborate("note", text="only in my head")
+        s.external.collaborate("note", text="only in my head")
         first = s.commit("before")
-        s.collaborate(
+        s.external.collaborate(
             "pr", kind="pull_request", status="done", link="https://h/1", effect=act(s, "open_pr")
         )
-        s.collaborate("note", text="more of it")
+        s.external.collaborate("note", text="more of it")
         s.commit("after")
         report = s.restore(first.oid)
         assert [one.name for one in report.collaborations] == ["pr"]
         assert "others still see pull_request 'pr' (done, https://h/1)" in str(report)
-        found = {one.name: one for one in s.collaborations()}
+        found = {one.name: one for one in s.external.collaborations()}
         assert found["note"].text == "only in my head"
         assert (found["pr"].status, found["pr"].link) == ("done", "https://h/1")
         assert "https://h/1" in s.briefing().markdown
         with pytest.raises(Conflict):
-            s.collaborate("pr", status="draft")
-        s.collaborate("pr", status="withdrawn")
+            s.external.collaborate("pr", status="draft")
+        s.external.collaborate("pr", status="withdrawn")
         again = s.restore(first.oid)
         assert "pr' (withdrawn" in str(again)
-        assert {one.name: one.status for one in s.collaborations()}["pr"] == "withdrawn"
+        assert {one.name: one.status for one in s.external.collaborations()}["pr"] == "withdrawn"
 
     def test_restore_undoes_collaborations_without_an_effect(self, s: Session) -> None:
         first = s.commit("before")
-        s.collaborate("idea", status="done")
+        s.external.collaborate("idea", status="done")
         act(s, "other")
         report = s.restore(first.oid)
         assert report.collaborations == [] and "others still see" not in str(report)
-        assert s.collaborations() == []
+        assert s.external.collaborations() == []
 
     def test_forks_have_their_own_collaborations(self, s: Session) -> None:
-        s.collaborate("pr", status="done", effect=act(s, "open_pr"))
+        s.external.collaborate("pr", status="done", effect=act(s, "open_pr"))
         (kid,) = s.fork(1)
-        kid.collaborate("pr", status="withdrawn", effect=act(kid, "close_pr"))
-        assert s.collaborations()[0].status == "done"
-        assert kid.collaborations()[0].status == "withdrawn"
+        kid.external.collaborate("pr", status="withdrawn", effect=act(kid, "close_pr"))
+        assert s.external.collaborations()[0].status == "done"
+        assert kid.external.collaborations()[0].status == "withdrawn"
 
 
 class TestWindows:
     def test_rate_window_refills_after_its_reset_time(self, s: Session, clock: ManualClock) -> None:
-        s.window("github", remaining=12, reset=START + 60, limit=5000)
-        s.window("slow", remaining=0, reset=datetime.fromtimestamp(START + 90, UTC))
-        one, two = s.windows()
+        s.external.window("github", remaining=12, reset=START + 60, limit=5000)
+        s.external.window("slow", remaining=0, reset=datetime.fromtimestamp(START + 90, UTC))
+        one, two = s.external.windows()
         assert (one.service, one.remaining, one.limit, one.full) == ("github", 12, 5000, False)
         assert one.reset == (START + 60) * 10**9
         assert (two.remaining, two.limit, two.full) == (0, None, False)
         clock.advance(60 * 10**9)
-        one, two = s.windows()
+        one, two = s.external.windows()
         assert (one.remaining, one.full) == (5000, True) and not two.full
         clock.advance(30 * 10**9)
-        assert (s.windows()[1].remaining, s.windows()[1].full) == (None, True)
+        assert (s.external.windows()[1].remaining, s.external.windows()[1].full) == (None, True)
 
     @pytest.mark.parametrize(
         "bad",
@@ -198,36 +200,36 @@ class TestWindows:
     )
     def test_rate_window_with_bad_input_is_refused(self, s: Session, bad: dict[str, Any]) -> None:
         with pytest.raises(Invalid):
-            s.window(**bad)
-        assert s.windows() == []
+            s.external.window(**bad)
+        assert s.external.windows() == []
 
     def test_restore_keeps_the_current_rate_window_of_the_agent(
         self, hub: Hub, s: Session, clock: ManualClock
     ) -> None:
-        s.window("github", remaining=900, reset=START + 60)
+        s.external.window("github", remaining=900, reset=START + 60)
         first = s.commit("many left")
         clock.advance(1)
-        s.window("github", remaining=3, reset=START + 60)
+        s.external.window("github", remaining=3, reset=START + 60)
         s.restore(first.oid)
-        assert s.windows()[0].remaining == 3
+        assert s.external.windows()[0].remaining == 3
         assert "3 left until 2023-11-14T22:14:20Z" in s.briefing().markdown
-        assert hub.session("other").windows()[0].remaining == 3  # the same agent
-        assert hub.session("s", agent="else").windows() == []
-        assert hub.session("s", agent="defaul").windows() == []
+        assert hub.session("other").external.windows()[0].remaining == 3  # the same agent
+        assert hub.session("s", agent="else").external.windows() == []
+        assert hub.session("s", agent="defaul").external.windows() == []
 
     def test_rate_window_is_read_from_the_session_state_if_its_row_is_missing(
         self, s: Session, open_at: OpenAt, hub: Hub, tmp_path: Path
     ) -> None:
         """Where no row is, the mind's own memory counts."""
-        s.window("github", remaining=7, reset=START + 60)
+        s.external.window("github", remaining=7, reset=START + 60)
         s.commit("x")
         hub.catalog.drop_row("window", "default/github")
-        assert s.windows()[0].remaining == 7
+        assert s.external.windows()[0].remaining == 7
 
     def test_briefing_omits_rate_windows_that_were_reset(
         self, s: Session, clock: ManualClock
     ) -> None:
-        s.window("github", remaining=7, reset=START + 60)
+        s.external.window("github", remaining=7, reset=START + 60)
         clock.advance(60 * 10**9)
         assert "github" not in s.briefing().markdown
 
@@ -237,36 +239,36 @@ class TestTokens:
         self, hub: Hub, s: Session
     ) -> None:
         hub.vault.put("gh", "old")
-        s.token("github", "gh")
+        s.external.token("github", "gh")
         first = s.commit("with the old token")
         s.say("user", "x")
         s.commit("on")
         hub.vault.put("gh", TOKEN)
         s.restore(first.oid)
-        assert s.token("github") == TOKEN
-        assert [(one.service, one.vault) for one in s.tokens()] == [("github", "gh")]
+        assert s.external.token("github") == TOKEN
+        assert [(one.service, one.vault) for one in s.external.tokens()] == [("github", "gh")]
         assert s.briefing().data["tokens"] == [{"service": "github", "vault": "gh"}]
-        assert hub.get(s.id).token("github") == TOKEN
+        assert hub.get(s.id).external.token("github") == TOKEN
 
     def test_token_with_a_missing_secret_or_service_is_refused(self, hub: Hub, s: Session) -> None:
         with pytest.raises(NotFound) as missing:
-            s.token("github", "gh")
+            s.external.token("github", "gh")
         assert missing.value.kind == "no_secret"
         with pytest.raises(NotFound) as unknown:
-            s.token("github")
+            s.external.token("github")
         assert unknown.value.kind == "no_token"
         with pytest.raises(Invalid):
-            s.token("", "gh")
+            s.external.token("", "gh")
         hub.vault.put("gh", TOKEN)
-        s.token("github", "gh")
+        s.external.token("github", "gh")
         hub.vault.forget("gh")
         with pytest.raises(NotFound):
-            s.token("github")
+            s.external.token("github")
 
     def test_token_value_is_never_recorded_in_events(self, hub: Hub, s: Session) -> None:
         hub.vault.put("gh", TOKEN)
-        s.token("github", "gh")
-        secret = s.token("github")
+        s.external.token("github", "gh")
+        secret = s.external.token("github")
         assert s.act(len, secret, name="push") == len(TOKEN)
         s.act(len, {"Authorization": secret}, name="call")
         s.act(lambda: secret, name="leak")
@@ -274,7 +276,7 @@ class TestTokens:
             lambda: s.say("user", secret),
             lambda: s.note("key", secret),
             lambda: s.learn(secret),
-            lambda: s.collaborate("x", text=secret),
+            lambda: s.external.collaborate("x", text=secret),
             lambda: s.think(secret),
         ):
             with pytest.raises(Invalid) as error:
@@ -287,34 +289,37 @@ class TestBrowser:
     def test_browser_state_keeps_the_parts_that_are_not_given(
         self, s: Session, tmp_path: Path
     ) -> None:
-        assert (s.browser().urls, s.browser().storage) == ([], None)
-        saved = s.browser(["https://a/", "https://b/"], STATE)
+        assert (s.external.browser().urls, s.external.browser().storage) == ([], None)
+        saved = s.external.browser(["https://a/", "https://b/"], STATE)
         assert saved.storage == STATE and COOKIE not in repr(saved)
-        s.browser(urls=["https://c/"])
-        assert (s.browser().urls, s.browser().storage) == (["https://c/"], STATE)
+        s.external.browser(urls=["https://c/"])
+        assert (s.external.browser().urls, s.external.browser().storage) == (["https://c/"], STATE)
         file = tmp_path / "state.json"
         file.write_text(json.dumps({"cookies": []}))
-        s.browser(storage=file)
-        assert (s.browser().urls, s.browser().storage) == (["https://c/"], {"cookies": []})
+        s.external.browser(storage=file)
+        assert (s.external.browser().urls, s.external.browser().storage) == (
+            ["https://c/"],
+            {"cookies": []},
+        )
         assert s.briefing().data["browser"] == [{"urls": ["https://c/"], "storage": True}]
 
     def test_restore_brings_back_the_browser_state_of_the_commit(
         self, hub: Hub, s: Session
     ) -> None:
-        s.browser(["https://a/"], STATE)
+        s.external.browser(["https://a/"], STATE)
         first = s.commit("logged in")
-        s.browser([], {"cookies": []})
+        s.external.browser([], {"cookies": []})
         s.commit("logged out")
         s.restore(first.oid)
-        assert s.browser().storage == STATE and s.browser().urls == ["https://a/"]
-        assert s.browser(current=True).storage == {"cookies": []}
+        assert s.external.browser().storage == STATE and s.external.browser().urls == ["https://a/"]
+        assert s.external.browser(current=True).storage == {"cookies": []}
         view = hub.get(s.id)
-        assert view.browser().storage == STATE
-        assert view.browser(current=True).urls == []
+        assert view.external.browser().storage == STATE
+        assert view.external.browser(current=True).urls == []
 
     def test_equal_browser_states_are_stored_once(self, hub: Hub, s: Session) -> None:
-        s.browser(storage=STATE)
-        s.browser(storage=dict(reversed(STATE.items())))
+        s.external.browser(storage=STATE)
+        s.external.browser(storage=dict(reversed(STATE.items())))
         assert len(hub.vault.names("browser/")) == 1 and hub.vault.names() == []
 
     @pytest.mark.parametrize(
@@ -333,9 +338,9 @@ class TestBrowser:
         self, hub: Hub, s: Session, bad: dict[str, Any]
     ) -> None:
         with pytest.raises(Invalid) as error:
-            s.browser(**bad)
+            s.external.browser(**bad)
         assert COOKIE not in str(error.value) and error.value.__cause__ is None
-        assert s.browser().urls == [] and hub.vault.names("browser/") == []
+        assert s.external.browser().urls == [] and hub.vault.names("browser/") == []
 
     def test_browser_with_a_broken_state_file_is_refused_without_showing_it(
         self, s: Session, tmp_path: Path
@@ -343,7 +348,7 @@ class TestBrowser:
         file = tmp_path / "state.json"
         file.write_text(f'{{"cookies": "{COOKIE}"')
         with pytest.raises(Invalid) as error:
-            s.browser(storage=file)
+            s.external.browser(storage=file)
         assert COOKIE not in str(error.value)
 
 
@@ -353,9 +358,9 @@ class TestNowhere:
     ) -> None:
         """Store, bundle, archive, data set, checkpoint, carried record, audit, briefing."""
         hub.vault.put("gh", TOKEN)
-        s.token("github", "gh")
-        s.browser(["https://a/"], STATE)
-        s.act(len, s.token("github"), name="push")
+        s.external.token("github", "gh")
+        s.external.browser(["https://a/"], STATE)
+        s.act(len, s.external.token("github"), name="push")
         s.commit("one")
         (tmp_path / "out").mkdir()
         hub.export("s", tmp_path / "out/s.bundle")
@@ -376,9 +381,9 @@ class TestGoing:
     def test_erase_of_a_session_removes_its_collaborations_windows_and_browser_state(
         self, hub: Hub, s: Session, store: Path
     ) -> None:
-        s.collaborate("pr-of-alice", text="alice wrote", effect=act(s, "push"))
-        s.window("alice.example", remaining=1, reset=START + 60)
-        s.browser(["https://alice.example/"], STATE)
+        s.external.collaborate("pr-of-alice", text="alice wrote", effect=act(s, "push"))
+        s.external.window("alice.example", remaining=1, reset=START + 60)
+        s.external.browser(["https://alice.example/"], STATE)
         s.commit("one")
         first = s.head
         assert first is not None
@@ -389,53 +394,53 @@ class TestGoing:
         hub.erase(s.id)
         assert hub.vault.names("browser/") == []
         view = hub.get(s.id)
-        assert view.collaborations() == [] and view.windows() == []
-        assert view.browser(current=True).urls == []
+        assert view.external.collaborations() == [] and view.external.windows() == []
+        assert view.external.browser(current=True).urls == []
         hub.verify()
         hub.close()
         assert holds(store, "alice") == []
 
     def test_erase_of_one_event_removes_only_its_collaboration(self, hub: Hub, s: Session) -> None:
-        s.collaborate("a", text="one", effect=act(s, "push"))
+        s.external.collaborate("a", text="one", effect=act(s, "push"))
         gone = s.event_log.tip().seq
-        s.collaborate("b", text="two")
+        s.external.collaborate("b", text="two")
         s.pause()
         hub.erase(s.id, seqs=[gone])
-        assert [one.name for one in hub.get(s.id).collaborations()] == ["b"]
+        assert [one.name for one in hub.get(s.id).external.collaborations()] == ["b"]
 
     def test_erase_of_an_event_also_clears_it_in_a_fork(self, hub: Hub, s: Session) -> None:
-        s.collaborate("a", effect=act(s, "push"))
+        s.external.collaborate("a", effect=act(s, "push"))
         seq = s.event_log.tip().seq
         (kid,) = s.fork(1)
-        kid.collaborate("a", status="done")
+        kid.external.collaborate("a", status="done")
         kid.pause()
         s.pause()
         hub.erase(s.id, seqs=[seq])
-        assert [one.effect for one in hub.get(kid.id).collaborations()] == [""]
+        assert [one.effect for one in hub.get(kid.id).external.collaborations()] == [""]
 
     def test_remove_deletes_browser_states_and_rows_of_the_session_only(
         self, hub: Hub, s: Session
     ) -> None:
         hub.vault.put("gh", TOKEN)
-        s.collaborate("a", effect=act(s, "push"))
-        s.browser(["https://a/"], STATE)
+        s.external.collaborate("a", effect=act(s, "push"))
+        s.external.browser(["https://a/"], STATE)
         other = hub.session("other")
-        other.browser(storage=STATE)
+        other.external.browser(storage=STATE)
         s.pause()
         hub.remove(s.id)
         assert hub.vault.names() == ["gh"]
         assert hub.vault.names(f"browser/{s.id}/") == []
-        assert other.browser().storage == STATE
+        assert other.external.browser().storage == STATE
         assert hub.catalog.rows(f"collaboration/{s.id}") == []
         assert hub.catalog.row("browser", s.id) is None
 
     def test_remove_keeps_browser_state_shared_with_a_fork(self, hub: Hub, s: Session) -> None:
-        s.browser(["https://a/"], STATE)
+        s.external.browser(["https://a/"], STATE)
         (kid,) = s.fork(1)
-        s.browser(storage={"cookies": [1]})
+        s.external.browser(storage={"cookies": [1]})
         s.pause()
         hub.remove(s.id)
-        assert kid.browser().storage == STATE
+        assert kid.external.browser().storage == STATE
         assert len(hub.vault.names("browser/")) == 1
         kid.pause()
         hub.remove(kid.id)
@@ -445,12 +450,12 @@ class TestGoing:
     ) -> None:
         """Failed before: they stayed for ever."""
         point = s.commit("one")
-        s.browser(["https://a/"], {"cookies": [1]})
+        s.external.browser(["https://a/"], {"cookies": [1]})
         s.commit("two")
-        s.browser(storage=STATE)
+        s.external.browser(storage=STATE)
         left = s.commit("three")
         s.restore(point.oid)
-        s.browser(storage={"cookies": [3]})
+        s.external.browser(storage={"cookies": [3]})
         hub.sweep()
         assert len(hub.vault.names("browser/")) == 3
         with hub.session("again") as other:
@@ -459,11 +464,11 @@ class TestGoing:
         clock.advance(10)
         hub.sweep(expire_ns=1)
         assert len(hub.vault.names("browser/")) == 3
-        assert hub.get("again").browser().storage == STATE
+        assert hub.get("again").external.browser().storage == STATE
         hub.remove("again")
         clock.advance(10)
         hub.sweep(expire_ns=1)
-        assert s.browser().storage == {"cookies": [3]}
+        assert s.external.browser().storage == {"cookies": [3]}
         assert len(hub.vault.names("browser/")) == 1
         hub.verify()
 
@@ -471,7 +476,7 @@ class TestGoing:
         self, hub: Hub, s: Session, store: Path, env: dict[str, str]
     ) -> None:
         """The next erasure ends what was begun, also in the vault."""
-        s.browser(["https://alice.example/"], STATE)
+        s.external.browser(["https://alice.example/"], STATE)
         s.commit("one")
         s.pause()
         code = (
@@ -496,7 +501,7 @@ class TestGoing:
         code = (
             "import sys\nfrom ortet.config.environment import open_hub\n"
             "s = open_hub(sys.argv[1]).session('k')\n"
-            "s.browser(['https://a/'], {'cookies': []})\n"
+            "s.external.browser(['https://a/'], {'cookies': []})\n"
         )
         hub.session("k").pause()
         for point, kept in (("before", 0), ("after", 1)):  # the first append is that it is opened
@@ -508,7 +513,7 @@ class TestGoing:
             assert done.returncode == -signal.SIGKILL
             states = hub.vault.names("browser/")
             (row,) = hub.sessions()
-            urls = hub.get(row.id).browser().urls
+            urls = hub.get(row.id).external.browser().urls
             assert (len(states), len(urls)) == (kept, kept)
 
 
@@ -517,21 +522,21 @@ class TestReplay:
         self, hub: Hub, s: Session
     ) -> None:
         def program(s: Session) -> None:
-            s.collaborate("pr", text="half")
-            s.window("github", remaining=5, reset=START + 60)
-            s.browser(["https://a/"], STATE)
-            s.collaborate("pr", status="done")
-            s.collaborate("pr", status="withdrawn")
+            s.external.collaborate("pr", text="half")
+            s.external.window("github", remaining=5, reset=START + 60)
+            s.external.browser(["https://a/"], STATE)
+            s.external.collaborate("pr", status="done")
+            s.external.collaborate("pr", status="withdrawn")
 
         program(s)
         s.pause()
         before = hub.vault.names("browser/")
         again = hub.session("s", replay=True)
         program(again)
-        assert again.collaborations()[0].status == "withdrawn"
+        assert again.external.collaborations()[0].status == "withdrawn"
         assert hub.vault.names("browser/") == before
         with pytest.raises(Diverged):
-            again.collaborate("another")
+            again.external.collaborate("another")
         again.pause()
 
     def test_replay_accepts_an_earlier_status_of_a_finished_collaboration(
@@ -539,8 +544,8 @@ class TestReplay:
     ) -> None:
         def program(s: Session) -> None:
             s.act(lambda: None, name="push")
-            s.collaborate("pr", status="draft", effect=s.effects()[0].id)
-            s.collaborate("pr", status="done")
+            s.external.collaborate("pr", status="draft", effect=s.effects()[0].id)
+            s.external.collaborate("pr", status="done")
 
         program(s)
         s.pause()
@@ -554,17 +559,19 @@ class TestTravel:
         self, hub: Hub, s: Session, open_at: OpenAt, tmp_path: Path
     ) -> None:
         hub.vault.put("gh", TOKEN)
-        s.token("github", "gh")
-        s.collaborate("pr", kind="pull_request", text="half", effect=act(s, "push"))
-        s.window("github", remaining=5, reset=START + 60, limit=9)
+        s.external.token("github", "gh")
+        s.external.collaborate("pr", kind="pull_request", text="half", effect=act(s, "push"))
+        s.external.window("github", remaining=5, reset=START + 60, limit=9)
         text = s.checkpoint().to_json()
         assert TOKEN not in text
         there = open_at(tmp_path / "there").from_checkpoint(text, name="t")
-        (one,) = there.collaborations()
+        (one,) = there.external.collaborations()
         assert (one.name, one.kind, one.text) == ("pr", "pull_request", "half")
-        assert [(w.service, w.remaining, w.limit) for w in there.windows()] == [("github", 5, 9)]
+        assert [(w.service, w.remaining, w.limit) for w in there.external.windows()] == [
+            ("github", 5, 9)
+        ]
         with pytest.raises(NotFound):  # the vault of another store
-            there.token("github")
+            there.external.token("github")
         assert there.checkpoint().to_json()
 
     @pytest.mark.parametrize(
@@ -599,16 +606,18 @@ class TestTravel:
     def test_merge_keeps_both_versions_of_a_collaboration_changed_on_both_sides(
         self, hub: Hub, s: Session
     ) -> None:
-        s.collaborate("shared", text="as it was")
-        s.collaborate("both", text="as it was")
-        s.collaborate("mine")
+        s.external.collaborate("shared", text="as it was")
+        s.external.collaborate("both", text="as it was")
+        s.external.collaborate("mine")
         (kid,) = s.fork(1)
-        kid.collaborate("pr", status="done", link="https://h/1", effect=act(kid, "open_pr"))
-        kid.collaborate("shared", status="done")
-        kid.collaborate("both", text="theirs")
-        s.collaborate("both", text="ours")
+        kid.external.collaborate(
+            "pr", status="done", link="https://h/1", effect=act(kid, "open_pr")
+        )
+        kid.external.collaborate("shared", status="done")
+        kid.external.collaborate("both", text="theirs")
+        s.external.collaborate("both", text="ours")
         s.merge(kid)
-        found = {one.name: one for one in s.collaborations()}
+        found = {one.name: one for one in s.external.collaborations()}
         assert sorted(found) == ["both", "both (2)", "mine", "pr", "shared"]
         assert (found["both"].text, found["both (2)"].text) == ("ours", "theirs")
         assert (found["pr"].link, found["shared"].status) == ("https://h/1", "done")
@@ -617,9 +626,9 @@ class TestTravel:
     def test_audit_shows_collaborations_windows_and_browser_urls(
         self, hub: Hub, s: Session
     ) -> None:
-        s.collaborate("pr", kind="pull_request", link="https://h/1")
-        s.window("github", remaining=5, reset=START + 60)
-        s.browser(["https://a/"])
+        s.external.collaborate("pr", kind="pull_request", link="https://h/1")
+        s.external.window("github", remaining=5, reset=START + 60)
+        s.external.browser(["https://a/"])
         lines = {line.kind: line.what for line in hub.audit(s.id).lines}
         assert lines["collaboration"] == "pr pull_request https://h/1"
         assert (lines["window"], lines["browser"]) == ("github: 5 left", "https://a/")

@@ -62,11 +62,11 @@ class TestMerge:
         assert said(s) == ["make it four", "ours goes on"]
         assert (s.steps, s.step) == (["look", "do"], 0)
         assert known(s) == {"the file is a.txt", "four is enough", "five was too many"}
-        assert s.artifact_data("report.md") == b"all well"
+        assert s.artifact_store.artifact_data("report.md") == b"all well"
         assert (s.machine.path / "b.txt").read_text() == "new\n"
         assert (s.machine.path / "c.txt").read_text() == "mine\n"
         assert (s.machine.path / "a.txt").read_text() == "one\ntwo\nthree\nfour\n"
-        assert s.spent()["tokens"] == 15
+        assert s.accounting.spent()["tokens"] == 15
         assert s.state.core.spent["tokens"] == 15
         (event,) = [event for event in s.events() if event.kind == "merge"]
         assert (event.data["session"], event.data["commit"]) == (kid.id, report.commit.parents[1])
@@ -83,7 +83,7 @@ class TestMerge:
         kid.learn("y")
         kid.spend(usd=1)
         assert [fact.text for fact in s.merge(kid).facts] == ["y"]
-        assert s.spent()["usd"] == s.state.core.spent["usd"] == 2
+        assert s.accounting.spent()["usd"] == s.state.core.spent["usd"] == 2
 
     def test_a_conflict_changes_nothing(self, s: Session) -> None:
         (kid,) = s.fork()
@@ -159,11 +159,11 @@ class TestMinds:
             kid.artifact("b", data="b")
             report = s.merge(kid)
             assert [(one.name, one.version) for one in report.artifacts] == [("a", 3), ("b", 1)]
-            assert s.artifact_data("a", 2) == b"ours"
-            assert s.artifact_data("a") == b"theirs"
+            assert s.artifact_store.artifact_data("a", 2) == b"ours"
+            assert s.artifact_store.artifact_data("a") == b"theirs"
             kid.close()
             hub.sweep()
-            assert s.artifact_data("a") == b"theirs"
+            assert s.artifact_store.artifact_data("a") == b"theirs"
 
     def test_merge_accepts_a_branch_a_commit_or_a_read_only_view(self, hub: Hub) -> None:
         with hub.session("s") as s:
@@ -185,7 +185,7 @@ class TestMinds:
             t.learn("x")
             t.spend(usd=2)
             assert [f.text for f in s.merge(t).facts] == ["x"]
-            assert s.spent() == {"usd": 3}
+            assert s.accounting.spent() == {"usd": 3}
             assert [(line.name, line.amounts) for line in hub.bill(by="agent")] == [
                 ("default", {"usd": 3})
             ]

@@ -86,8 +86,8 @@ def test_restore_preview_lists_programs_that_start_with_criu(hub: Hub, work: Pat
     with hub.session("s", workspace=work, engine="criu") as s:
         s.spawn("service", _SLEEP)
         target = from_hex(s.commit("running").oid)
-        s.job("service").kill()
-        s.job("service").wait(WAIT)
+        s.programs.job("service").kill()
+        s.programs.job("service").wait(WAIT)
         found = preview_restore(s, target)
         assert (found.starts, found.ends, found.lost) == (["service"], [], [])
         assert s.restore(found.to).files.started == found.starts

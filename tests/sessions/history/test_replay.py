@@ -78,7 +78,7 @@ class TestStrict:
             assert program(s, world, "a", "b", "a") == first
             assert s.step == 1
             assert [m.content for m in s.messages()] == ["find them", str(first)]
-            assert s.notes()["fact"] == s.facts()[0].id
+            assert s.conversation.notes()["fact"] == s.facts()[0].id
             assert s.commit("again") == s.head
         assert len(world.done) == 3
         assert everything(hub, s.id) == before
@@ -186,13 +186,13 @@ class TestStrict:
                 s.fork,
                 s.rewind,
                 lambda: s.restore(head.oid),
-                lambda: s.settle("x"),
+                lambda: s.actions.settle("x"),
                 lambda: s.machine,
             ):
                 with pytest.raises((Refused, NotFound)):
                     verb()
             hub.comment(s.id, "waits")
-        assert [event.waiting for event in hub.get(s.id).comments()] == [True]
+        assert [event.waiting for event in hub.get(s.id).conversation.comments()] == [True]
 
     def test_replay_of_an_unknown_session_or_mode_is_refused(self, hub: Hub) -> None:
         with pytest.raises(NotFound):
@@ -258,7 +258,7 @@ class TestLive:
             hub.comment(s.id, "go on")
             s.act(world.search, "b")
             assert s.row.timeline == line
-            assert [event.waiting for event in s.comments()] == [False]
+            assert [event.waiting for event in s.conversation.comments()] == [False]
             assert s.status == "active"
         assert world.done == ["a", "b"]
 
@@ -279,7 +279,7 @@ s.act(lambda _, b: os.kill(os.getpid(), b), 7, 9, name="pay")
             assert s.act(len, "a") == 1
             with pytest.raises(Unsettled) as caught:
                 s.act(lambda _a, _b: 1, 7, 9, name="pay")
-            s.settle(caught.value.details["id"], "paid")
+            s.actions.settle(caught.value.details["id"], "paid")
             assert [e.state for e in s.effects()] == ["done", "done"]
             s.act(len, "bc")
             assert len([e for e in s.events() if e.kind == "begun"]) == 3
@@ -324,23 +324,23 @@ class TestAround:
     def test_replay_does_not_spend_recorded_amounts_again(self, hub: Hub) -> None:
         def work(s: Session) -> None:
             s.spend(usd=3.0)
-            s.model_call("p", "m", usage={"input_tokens": 5}, request="q", response="r")
+            s.accounting.model_call("p", "m", usage={"input_tokens": 5}, request="q", response="r")
             s.artifact("report", data="text")
             s.act(len, "x")
 
         with hub.session("s", budget={"usd": 5.0, "seconds": 1000}) as s:
             work(s)
-            left = s.budget_left()["usd"]
+            left = s.accounting.budget_left()["usd"]
         before = everything(hub, s.id)
         with hub.session("s", replay=True) as s:
             work(s)
-            assert s.spent()["usd"] == 3.0
+            assert s.accounting.spent()["usd"] == 3.0
         assert everything(hub, s.id) == before
         with hub.session("s", replay="live") as s:
             work(s)
             s.spend(usd=1.0)
-            assert s.budget_left()["usd"] == left - 1.0
-            assert s.spent()["usd"] == 4.0
+            assert s.accounting.budget_left()["usd"] == left - 1.0
+            assert s.accounting.spent()["usd"] == 4.0
 
     def test_a_spent_budget_stops_it_when_it_goes_live(self, hub: Hub) -> None:
         with hub.session("s", budget={"usd": 1.0}) as s:
@@ -379,7 +379,7 @@ class TestAround:
             s.act(len, "x", approve="look")
         with hub.session("s", replay=True) as s:
             assert s.act(len, "x", approve="look") == 1
-            assert [a.state for a in s.approvals()] == ["given"]
+            assert [a.state for a in s.actions.approvals()] == ["given"]
 
     def test_replay_of_a_pending_approval_is_still_pending(self, hub: Hub) -> None:
         """Failed before: it diverged where nothing was different."""
@@ -402,7 +402,7 @@ class TestAround:
         with hub.session("s", replay="live") as s:
             s.say("user", "go")
             assert s.act(len, "x", approve="look") == 1
-        assert len(hub.get("s").approvals()) == 1
+        assert len(hub.get("s").actions.approvals()) == 1
 
     def test_what_was_denied_is_denied_again(self, hub: Hub) -> None:
         with hub.session("s") as s:

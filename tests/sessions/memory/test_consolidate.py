@@ -193,10 +193,10 @@ def test_of_a_session_with_a_user_the_facts_are_for_that_user(hub: Hub) -> None:
     ]
     assert hub.consolidate("another").episodes == 0
     with hub.session("bob", scopes=["user:bob"]) as s:
-        assert (s.facts(), s.episodes(), list(s.recall("Lisbon"))) == ([], [], [])
+        assert (s.facts(), s.memory.episodes(), list(s.recall("Lisbon"))) == ([], [], [])
     with hub.session("ann", scopes=["user:ann"]) as s:
         assert [fact.text for fact in s.facts()] == ["ann lives in Lisbon"]
-        assert [one.session for one in s.episodes()] == ["one"]
+        assert [one.session for one in s.memory.episodes()] == ["one"]
     with hub.session("elsewhere", agent="another", scopes=["user:ann"]) as s:
         assert [fact.text for fact in s.facts()] == ["ann lives in Lisbon"]
     assert [one.session for one in hub.episodes(agent="another")] == []
@@ -209,7 +209,7 @@ def test_session_of_several_users_is_not_consolidated_or_shared(hub: Hub) -> Non
     assert hub.consolidate().episodes == 0
     assert [one.session for one in hub.episodes()] == ["one"]
     with hub.session("two", scopes=["user:ann"]) as s:
-        assert s.episodes() == []
+        assert s.memory.episodes() == []
 
 
 def test_extractor_without_a_name_is_refused(hub: Hub) -> None:

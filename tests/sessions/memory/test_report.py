@@ -9,7 +9,7 @@ from ortet.sessions.reader import SessionReader
 
 def where(view: SessionReader, id_: str) -> tuple[str, int, str] | None:
     """Session, event and what it says."""
-    origin = origin_of(view, view.fact(id_))
+    origin = origin_of(view, view.memory.fact(id_))
     event = event_at(view, origin) if origin is not None else None
     if origin is None or event is None:
         return None
@@ -60,7 +60,7 @@ class TestWhereAFactIsFrom:
                 id_ = a.learn("it rains", scope="agent", source=a.say("user", "drops"))
                 a.commit()
             hub.remove(a.id)
-            fact = b.fact(id_)
+            fact = b.memory.fact(id_)
             origin = origin_of(b, fact)
             assert fact.text == "it rains"
             assert origin is not None and event_at(b, origin) is None
@@ -97,7 +97,7 @@ def test_memory_diff_lists_learned_and_forgotten_facts_and_decisions(hub: Hub) -
         assert [one.id for one in back.learned] == [wrong]
         assert [one.id for one in back.given_up] == [new]
         assert hub.memory_diff(now, now).same
-        assert s.fact(kept).text == "kept"
+        assert s.memory.fact(kept).text == "kept"
 
 
 def test_fact_with_extreme_validity_dates_can_be_recalled(hub: Hub) -> None:

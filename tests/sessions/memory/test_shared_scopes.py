@@ -101,7 +101,7 @@ class TestPublishing:
         a.close("moved")
         with hub.session("b") as b:
             assert texts(b) == ["lives in Lisbon"]
-            (episode,) = b.episodes()
+            (episode,) = b.memory.episodes()
             assert (episode.session, episode.outcome, episode.cause) == ("a", "moved", "closed")
             assert "Lisbon" in episode.summary
 
@@ -116,7 +116,7 @@ class TestForgetting:
             assert texts(a) == ["port 3000"]
             b.commit()
             assert texts(a) == []
-            gone = a.fact(id_)
+            gone = a.memory.fact(id_)
             assert (gone.text, gone.why) == ("port 3000", "it is 8080 now")
             with pytest.raises(NotFound):
                 a.forget(id_)
@@ -128,9 +128,9 @@ class TestForgetting:
             new = b.learn("port 8080", about="port", scope="agent", supersedes=old)
             b.commit()
             assert texts(a) == ["port 8080"]
-            assert [f.id for f in a.fact_history(new)] == [old, new]
-            assert [f.id for f in a.fact_history(old)] == [old, new]
-            assert a.fact(old).ended_by == new
+            assert [f.id for f in a.memory.fact_history(new)] == [old, new]
+            assert [f.id for f in a.memory.fact_history(old)] == [old, new]
+            assert a.memory.fact(old).ended_by == new
 
 
 class TestBranches:
@@ -166,7 +166,7 @@ class TestBranches:
             assert texts(kid) == ["early"]
             (grandchild,) = kid.fork(1)
             assert texts(grandchild) == ["early"]
-            kid.refresh()
+            kid.memory.refresh()
             assert texts(kid) == ["early", "late"]
 
     def test_a_restore_believes_what_was_believed_then(self, hub: Hub) -> None:
@@ -366,29 +366,29 @@ class TestContradictions:
             old = a.learn("the server listens on port 3000", about="server")
             a.learn("the server is written in Go", about="server")
             new = a.learn("the server listens on port 8080", about="server")
-            (found,) = a.contradictions()
+            (found,) = a.memory.contradictions()
             assert (found.ours.id, found.theirs.id) == (old, new)
             a.forget(old)
-            assert a.contradictions() == []
+            assert a.memory.contradictions() == []
 
     def test_contradictions_are_found_without_a_subject(self, hub: Hub) -> None:
         with hub.session("a") as a:
             a.learn("the cache is enabled")
             a.learn("cats are animals")
             a.learn("the cache is disabled")
-            assert len(a.contradictions()) == 1
+            assert len(a.memory.contradictions()) == 1
 
     def test_facts_valid_at_different_times_do_not_contradict(self, hub: Hub) -> None:
         with hub.session("a") as a:
             a.learn("the office is in Rome", about="office", until="2025-01-01")
             a.learn("the office is in Oslo", about="office", since="2025-01-01")
-            assert a.contradictions() == []
+            assert a.memory.contradictions() == []
 
     def test_contradictions_accepts_a_custom_detector(self, hub: Hub) -> None:
         with hub.session("a") as a:
             a.learn("one", about="x")
             a.learn("two", about="x")
-            found = a.contradictions(lambda new, known: [claim.id for claim in known])
+            found = a.memory.contradictions(lambda new, known: [claim.id for claim in known])
             assert [(c.ours.text, c.theirs.text) for c in found] == [("one", "two")]
 
 

@@ -206,9 +206,9 @@ class TestProfiles:
             s.note("usual", 1)
             s.note("short", 2, ttl=60)
             clock.advance(2 * MINUTE)
-            assert s.notes() == {"usual": 1}
+            assert s.conversation.notes() == {"usual": 1}
             clock.advance(24 * 60 * MINUTE)
-            assert s.notes() == {}
+            assert s.conversation.notes() == {}
 
     def test_unknown_profile_or_durability_is_refused(self, hub: Hub) -> None:
         with pytest.raises(Invalid) as caught:

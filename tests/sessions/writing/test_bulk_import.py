@@ -35,8 +35,8 @@ def test_retell_records_all_events_and_spending_or_nothing(tmp_path: Path) -> No
             ("e2", "begun"),
         ]
         assert [one.version for one in session.artifacts()] == [1, 2]
-        assert session.lineage("a.py").why == "to tell"
-        assert session.spent() == {"tokens": 7}
+        assert session.artifact_store.lineage("a.py").why == "to tell"
+        assert session.accounting.spent() == {"tokens": 7}
         assert [one.key for one in hub.bill(by="day")] == ["2026-03-02"]
         before = list(session.events())
         with pytest.raises(Invalid):
@@ -44,7 +44,7 @@ def test_retell_records_all_events_and_spending_or_nothing(tmp_path: Path) -> No
                 session, [begun("e3"), Draft("message", {"role": 7})], PastSpend({"tokens": 1})
             )
         assert list(session.events()) == before
-        assert session.spent() == {"tokens": 7}
+        assert session.accounting.spent() == {"tokens": 7}
         import_events(
             session, [Draft("ended", {"id": "e2", "state": "failed", "error": "no route"})]
         )
@@ -57,7 +57,7 @@ def test_retell_over_budget_is_recorded_and_raises(tmp_path: Path) -> None:
         session = hub.session("s", budget={"tokens": 5})
         with pytest.raises(Refused):
             import_events(session, [begun("e1")], PastSpend({"tokens": 9}))
-        assert hub.get("s").spent() == {"tokens": 9}
+        assert hub.get("s").accounting.spent() == {"tokens": 9}
         assert [one.id for one in hub.get("s").effects()] == ["e1"]
 
 

@@ -19,7 +19,9 @@ from ortet.journal.events import Tip
 
 
 def comments(hub: Hub, session: str) -> list[tuple[str, bool]]:
-    return [(event.data["text"], event.waiting) for event in hub.get(session).comments()]
+    return [
+        (event.data["text"], event.waiting) for event in hub.get(session).conversation.comments()
+    ]
 
 
 class TestComments:
@@ -138,7 +140,7 @@ class TestApprovals:
                 with pytest.raises(Refused) as caught:
                     s.act(sent.append, "mail", approve="it leaves the house")
                 assert caught.value.kind == "approval_pending"
-            (asked,) = s.approvals()
+            (asked,) = s.actions.approvals()
             assert (asked.id, asked.state, asked.why) == (
                 caught.value.details["id"],
                 "asked",
@@ -156,7 +158,7 @@ class TestApprovals:
         with open_hub(store) as hub, hub.session("s") as s:
             s.act(sent.append, "mail", approve="it leaves the house")
             assert sent == ["mail"]
-            (used,) = s.approvals()
+            (used,) = s.actions.approvals()
             assert (used.used, used.waiting) == (s.effects()[0].id, False)
             with pytest.raises(Refused) as caught:  # for one deed only
                 s.act(sent.append, "mail", approve="once more")
@@ -213,20 +215,20 @@ class TestApprovals:
 
     def test_request_approval_records_a_question_without_an_action(self, hub: Hub) -> None:
         with hub.session("s") as s:
-            id_ = s.request_approval("merge into main", why="tests are green")
-            assert [(a.id, a.state) for a in hub.get(s.id).approvals()] == [(id_, "asked")]
+            id_ = s.actions.request_approval("merge into main", why="tests are green")
+            assert [(a.id, a.state) for a in hub.get(s.id).actions.approvals()] == [(id_, "asked")]
             hub.approve(s.id, id_)
-            assert s.approvals()[0].state == "given"
+            assert s.actions.approvals()[0].state == "given"
 
     def test_approval_with_unknown_id_or_bad_values_is_refused(self, hub: Hub) -> None:
         with hub.session("s") as s:
             with pytest.raises(NotFound) as caught:
                 hub.approve(s.id, "nope")
             assert caught.value.kind == "no_approval"
-            id_ = s.request_approval("x")
+            id_ = s.actions.request_approval("x")
             with pytest.raises(Invalid):
                 hub.approve(s.id, id_, ok="yes")  # type: ignore[arg-type]
             with pytest.raises(Invalid):
-                s.request_approval("")
+                s.actions.request_approval("")
             with pytest.raises(Invalid):
                 s.act(len, "x", approve="")

@@ -188,7 +188,7 @@ def test_erased_fact_does_not_come_back_from_the_cache(
 def test_removing_a_session_deletes_its_cache_entries(opens: Opens, valkey: Server) -> None:
     with opens() as one, opens() as two:
         write(one)
-        two.get("s").working()
+        two.get("s").memory.working()
         (key,) = kept(valkey)
         assert 0 < valkey.ask("PTTL", key) <= TTL_NS // 1_000_000
         assert valkey.ask("KEYS", "*:working/*")

@@ -74,7 +74,7 @@ def test_a_large_message_of_an_adapter_is_had_back_whole_without_its_secrets(
         assert len(second.content) < 5000
         assert load_full_message(s, first).extra == {"tool_calls": [call], "blob": large}
         assert load_full_message(s, second).content == f"[PIN] {large}"
-        exported = s.export_messages("openai")
+        exported = s.conversation.export_messages("openai")
         assert exported[-1]["content"] == f"[PIN] {large}"
 
 

@@ -162,7 +162,9 @@ def settle(
     row = find_session(call, session)
     id_ = match_id((one.id for one in read_session(call, row.id).effects()), effect) or effect
     opened = open_session(call, row.id)
-    event = opened.settle(id_, None if outcome is None else parse_value(outcome), failed=failed)
+    event = opened.actions.settle(
+        id_, None if outcome is None else parse_value(outcome), failed=failed
+    )
     call.output.emit(
         event_data(event), [f"settled {id_suffix(id_)}: {'failed' if failed else 'done'}"]
     )
@@ -245,7 +247,7 @@ def _approvals(call: CliCall, session: str | None) -> list[tuple[SessionRow, App
         (row, approval)
         for row in rows
         if session is not None or row.status not in ("closed", "archived")
-        for approval in call.hub.get(row.id).approvals()
+        for approval in call.hub.get(row.id).actions.approvals()
     ]
 
 

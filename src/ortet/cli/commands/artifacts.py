@@ -137,7 +137,7 @@ def artifact_show(call: CliCall, name: str, *, session: str | None) -> None:
       ortet artifact show report.md -s fix-42
     """
     view = read_session(call, session)
-    found = view.lineage(*_split_version(view, name))
+    found = view.artifact_store.lineage(*_split_version(view, name))
     made, action = found.artifact, found.action
     lines = [
         f"{_label(made)}, {_size(made)}, {made.media}",
@@ -168,8 +168,8 @@ def get(call: CliCall, name: str, *, output: str | None, session: str | None) ->
       ortet artifact get report.md@1 -s fix-42 -o old.md
     """
     view = read_session(call, session)
-    found = view.lineage(*_split_version(view, name)).artifact
-    data = view.artifact_data(found.name, found.version)
+    found = view.artifact_store.lineage(*_split_version(view, name)).artifact
+    data = view.artifact_store.artifact_data(found.name, found.version)
     if output is not None:
         Path(output).write_bytes(data)
         call.output.emit(
@@ -197,7 +197,7 @@ def orphans(call: CliCall, session: str | None) -> None:
     Example:
       ortet artifact orphans fix-42
     """
-    found = open_session(call, session).orphans()
+    found = open_session(call, session).artifact_store.orphans()
     lines = [f"lost  {render.safe(one)}" for one in found.missing]
     lines += [f"file  {render.safe(one)}" for one in found.files]
     call.output.emit(found, lines or ["none"])

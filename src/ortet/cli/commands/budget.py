@@ -67,7 +67,7 @@ def budget(
 
 
 def _raised(view: SessionReader, more: dict[str, float | None]) -> dict[str, float]:
-    limits, found = view.limits(), {}
+    limits, found = view.accounting.limits(), {}
     for name, amount in more.items():
         if name not in limits or amount is None:
             raise Invalid(
@@ -82,10 +82,10 @@ def _budget_data(view: SessionReader) -> dict[str, Any]:
 
     return {
         "session": view.id,
-        "limits": view.limits(),
+        "limits": view.accounting.limits(),
         "soft": levels(view.store.catalog, view.row)[0].account.soft,
-        "spent": view.spent(),
-        "left": view.budget_left(),
+        "spent": view.accounting.spent(),
+        "left": view.accounting.budget_left(),
     }
 
 

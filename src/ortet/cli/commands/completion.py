@@ -54,7 +54,7 @@ def _effects(view: SessionReader) -> Iterator[tuple[str, str]]:
 
 
 def _approvals(view: SessionReader) -> Iterator[tuple[str, str]]:
-    asked = (one for one in view.approvals() if one.state == "asked")
+    asked = (one for one in view.actions.approvals() if one.state == "asked")
     yield from ((id_suffix(one.id), one.what) for one in asked)
 
 

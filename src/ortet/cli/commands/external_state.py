@@ -36,7 +36,7 @@ def collab_ls(call: CliCall, session: str | None) -> None:
     Example:
       ortet collab ls -s fix-42
     """
-    found = read_session(call, session).collaborations()
+    found = read_session(call, session).external.collaborations()
     call.output.emit(
         [output.fields(one) for one in found], output.table(map(_collaboration_cells, found))
     )
@@ -81,7 +81,7 @@ def collab_set(
     """
     said = sys.stdin.read() if text == "-" else text
     given = [None if word is None else as_text(word) for word in (kind, link, said)]
-    one = open_session(call, session).collaborate(
+    one = open_session(call, session).external.collaborate(
         as_text(name), kind=given[0], link=given[1], text=given[2], status=status, effect=effect
     )
     call.output.emit(output.fields(one), [f"{output.safe(one.name)}: {one.status}"])
@@ -107,7 +107,7 @@ def window_ls(call: CliCall, session: str | None) -> None:
     Example:
       ortet window ls -s fix-42
     """
-    found = read_session(call, session).windows()
+    found = read_session(call, session).external.windows()
     call.output.emit([output.fields(one) for one in found], output.table(map(_window_cells, found)))
 
 
@@ -148,7 +148,7 @@ def window_set(
       ortet window set github -s fix-42 --remaining 12 --reset 1793000000
     """
     opened = open_session(call, session)
-    event = opened.window(as_text(service), remaining=remaining, reset=reset, limit=limit)
+    event = opened.external.window(as_text(service), remaining=remaining, reset=reset, limit=limit)
     call.output.emit(event_data(event))
 
 
@@ -172,7 +172,7 @@ def token_ls(call: CliCall, session: str | None) -> None:
     Example:
       ortet token ls -s fix-42
     """
-    found = read_session(call, session).tokens()
+    found = read_session(call, session).external.tokens()
     lines = output.table((output.safe(one.service), one.vault) for one in found)
     call.output.emit([output.fields(one) for one in found], lines)
 
@@ -188,7 +188,7 @@ def token_set(call: CliCall, service: str, name: str, *, session: str | None) ->
     Example:
       ortet token set github github-ci -s fix-42
     """
-    call.output.emit(event_data(open_session(call, session).token(as_text(service), name)))
+    call.output.emit(event_data(open_session(call, session).external.token(as_text(service), name)))
 
 
 @verb("get")
@@ -201,7 +201,7 @@ def token_get(call: CliCall, service: str, *, session: str | None) -> None:
     Example:
       ortet token get github -s fix-42
     """
-    value = str(read_session(call, session).token(as_text(service)))
+    value = str(read_session(call, session).external.token(as_text(service)))
     call.output.emit({"service": service, "token": value}, [value])
 
 

@@ -126,7 +126,7 @@ def find_fact(view: SessionReader, fact_id: str, *, must_be_believed: bool = Fal
             f"{view.name} knows no fact {fact_id!r}: `ortet facts ls {view.name} --past` lists "
             "them",
         )
-    found = view.fact(id_)
+    found = view.memory.fact(id_)
     if must_be_believed and found.ended:
         raise NotFound(
             "no_fact",
@@ -213,7 +213,7 @@ def _validity(fact: Fact) -> str:
 
 def _fact_label(view: SessionReader, id_: str) -> str:
     try:
-        return f"{id_suffix(id_)} {output.single_line(view.fact(id_).text)}"
+        return f"{id_suffix(id_)} {output.single_line(view.memory.fact(id_).text)}"
     except NotFound:  # from a session or fork that this session does not know
         return id_suffix(id_)
 
@@ -252,7 +252,7 @@ def facts_history(call: CliCall, fact: str, *, session: str | None) -> None:
       ortet facts history 5c0f3b7a -s fix-42
     """
     view = read_session(call, session)
-    found = view.fact_history(find_fact(view, fact).id)
+    found = view.memory.fact_history(find_fact(view, fact).id)
     rows = [
         (
             id_suffix(one.id),

@@ -78,7 +78,7 @@ def learn(call: CliCall, text: str | None, *, session: str | None, **given: Any)
     commit = _commit(opened, "learned", text) if given["commit"] else None
     data = {"id": id_, "session": opened.id, "commit": commit}
     call.output.emit(data, [f"learned {id_suffix(id_)}: {output.single_line(text)}"])
-    if opened.fact(id_).scope and commit is None:
+    if opened.memory.fact(id_).scope and commit is None:
         call.output.note("others are told at the next commit")
 
 

@@ -154,7 +154,7 @@ def memory_contradictions(call: CliCall, session: str | None) -> None:
     Example:
       ortet memory contradictions fix-42
     """
-    found = read_session(call, session).contradictions()
+    found = read_session(call, session).memory.contradictions()
     rows = [
         (
             id_suffix(fact.id),
@@ -182,7 +182,7 @@ def memory_refresh(call: CliCall, session: str | None) -> None:
     """
     opened = open_session(call, session)
     before = {fact.id for fact in opened.facts()}
-    opened.refresh()
+    opened.memory.refresh()
     after = {fact.id for fact in opened.facts()}
     data = {"session": opened.id, "learned": sorted(after - before)}
     data["given_up"] = sorted(before - after)

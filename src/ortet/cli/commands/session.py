@@ -178,13 +178,13 @@ def show(call: CliCall, session: str | None) -> None:
         "step": view.step,
         "messages": len(view.messages()),
         "facts": [fact.text for fact in view.facts()],
-        "decisions": [decision.text for decision in view.decisions()],
-        "questions": [question.text for question in view.questions()],
-        "spent": view.spent(),
-        "left": view.budget_left(),
+        "decisions": [decision.text for decision in view.conversation.decisions()],
+        "questions": [question.text for question in view.conversation.questions()],
+        "spent": view.accounting.spent(),
+        "left": view.accounting.budget_left(),
         "artifacts": len({one.name for one in view.artifacts()}),
         "unsettled": [one.id for one in unsettled_effects(call, view)],
-        "waiting": [one.id for one in view.approvals() if one.state == "asked"],
+        "waiting": [one.id for one in view.actions.approvals() if one.state == "asked"],
         "hold": held.why if held else None,
         "events": view.event_log.tip().seq,
         "head": head.oid if head else None,
@@ -195,7 +195,7 @@ def show(call: CliCall, session: str | None) -> None:
         *_plan_lines(view.steps, view.step),
         f"holds   {output.plural(data['messages'], 'message')}, "
         f"{output.plural(len(view.facts()), 'fact')}, "
-        f"{output.plural(len(view.decisions()), 'decision')}, {data['events']} events",
+        f"{output.plural(len(view.conversation.decisions()), 'decision')}, {data['events']} events",
         *([f"left    {_amounts(data['left'])}"] if data["left"] else []),
         *(
             [f"open    {len(data['unsettled'])} unsettled, see `ortet effects`"]

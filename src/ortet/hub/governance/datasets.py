@@ -77,8 +77,8 @@ def dataset_record(view: SessionReader) -> dict[str, Any]:
         "facts": [fact.text for fact in view.facts()],
         "decisions": [
             {"text": one.text, "why": one.why, "instead_of": one.instead_of}
-            for one in view.decisions()
+            for one in view.conversation.decisions()
         ],
-        "spent": view.spent(),
+        "spent": view.accounting.spent(),
         "commit": head.oid if head else None,
     }

@@ -83,7 +83,7 @@ def answer_approval(
     Raises:
         Conflict: "answered" if another answer was recorded first.
     """
-    asked = need(hub.get(session).approvals(), approval)
+    asked = need(hub.get(session).actions.approvals(), approval)
     if asked.state != "asked":
         raise _already_answered_error(asked)
     now = hub.approve(session, approval, by=by, ok=ok, why=why)

@@ -209,7 +209,7 @@ def replace_messages_from(
 def clear_context(session: Session, replacement: Sequence[dict[str, Any]] = ()) -> bool:
     """Drop all messages from the context and append `replacement`, in one write.
 
-    No summary is written. `s.dropped()` returns the dropped messages.
+    No summary is written. `s.conversation.dropped()` returns the dropped messages.
 
     Returns:
         False if there was nothing to drop.

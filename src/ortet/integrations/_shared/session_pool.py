@@ -628,7 +628,9 @@ class AdapterSessionPool:
         if self._block_counts[name] or self._hold_counts[name]:
             return True
         with suppress(OrtetError):
-            return not pooled.session.held_lease.is_released and pooled.session.is_running()
+            return (
+                not pooled.session.held_lease.is_released and pooled.session.programs.is_running()
+            )
         return True
 
     def _evict_if_requested(self, name: str, pooled: PooledSession) -> None:

@@ -194,7 +194,7 @@ class OrtetHistoryProvider(HistoryProvider):
 
     def _record_usage(self, session_id: str | None, model: str, usage: dict[str, Any]) -> None:
         with self._pool.writing(self.name_of(session_id), **self._options) as session:
-            session.model_call("agent-framework", model, {}, usage)
+            session.accounting.model_call("agent-framework", model, {}, usage)
 
 
 def _framework_messages(view: SessionReader, last: int | None = None) -> list[Foreign]:

@@ -159,7 +159,9 @@ class ConversationBranches:
         """
         conversation = self._conversation
         for name, _ in conversation.forks():
-            if conversation.read(lambda view: bool(view.notes().get(BRANCH_NOTE)), name):
+            if conversation.read(
+                lambda view: bool(view.conversation.notes().get(BRANCH_NOTE)), name
+            ):
                 self._close(name)
         conversation.switch(MAIN_BRANCH, conversation.name)
         conversation.clear()

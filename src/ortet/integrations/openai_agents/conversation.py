@@ -234,7 +234,7 @@ class OpenAIConversation:
         return branches
 
     def _branch_id(self, view: SessionReader) -> str:
-        note = view.notes().get(BRANCH_NOTE)
+        note = view.conversation.notes().get(BRANCH_NOTE)
         # A fork of this branch inherits the note, but is another session.
         if isinstance(note, dict) and note.get("session") == view.id:
             return str(note.get("id"))

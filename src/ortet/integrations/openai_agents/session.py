@@ -145,7 +145,7 @@ class OrtetSession:
         """Clear the context and switch to main. Facts, decisions and spending stay.
 
         All branches that `create_branch_from_turn` made are closed. The messages stay in the
-        journal; `s.dropped()` returns them.
+        journal; `s.conversation.dropped()` returns them.
         """
         await self._branches.clear_session()
 
@@ -276,8 +276,8 @@ class OrtetCompactingSession:
     """An OrtetSession that compacts its context after a turn, without a service.
 
     If more than `above` messages are in context, all but the last `keep_last` are replaced by a
-    summary. A tool call is never separated from its result. `s.dropped()` returns the dropped
-    messages.
+    summary. A tool call is never separated from its result. `s.conversation.dropped()` returns
+    the dropped messages.
 
     To compact with OpenAI's service, wrap an OrtetSession in the SDK's
     OpenAIResponsesCompactionSession instead.

@@ -141,7 +141,7 @@ class ConversationTurns:
                 total[key] += before[key]
         increase = {key: total[key] - before[key] for key in _COUNTS}
         if any(increase.values()) or not recorded:
-            session.model_call("openai", model, {"turn": seq, "used": total}, increase)
+            session.accounting.model_call("openai", model, {"turn": seq, "used": total}, increase)
 
     def turns_of(self, view: SessionReader) -> list[ConversationTurn]:
         """Return all turns of a session."""

@@ -295,4 +295,4 @@ def _record_usage(session: Session, new: Sequence[MessageDump]) -> None:
                 used[key] += int((plain.get("usage") or {}).get(key) or 0)
     if used:
         usage = {key: count for key, count in used.items() if count}
-        session.model_call("pydantic-ai", model or "default", {}, usage)
+        session.accounting.model_call("pydantic-ai", model or "default", {}, usage)

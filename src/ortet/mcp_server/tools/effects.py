@@ -132,9 +132,9 @@ class ArtifactDataToolResult(ToolResult, frozen=True):
 def artifact_data(desk: McpContext, name: str, version: Version = None) -> ArtifactDataToolResult:
     """Return the content of an artifact, at most 1 MiB."""
     with desk.read_session() as view:
-        found = view.lineage(name, version).artifact
+        found = view.artifact_store.lineage(name, version).artifact
         check_size(found.name, found.size)
-        data = view.artifact_data(found.name, found.version)
+        data = view.artifact_store.artifact_data(found.name, found.version)
     text = as_text(data)
     blob = base64.b64encode(data).decode() if text is None else None
     return ArtifactDataToolResult(artifact_of(found), text, blob)
@@ -210,5 +210,5 @@ def settle(
     with desk.read_session() as view:
         id_ = match_id((one.id for one in view.effects()), effect) or effect
     with desk.open_session() as session:
-        session.settle(id_, outcome, failed=failed)
+        session.actions.settle(id_, outcome, failed=failed)
     return SettleToolResult(id_, "failed" if failed else "done")

@@ -229,4 +229,4 @@ def forget(
         return ForgetToolResult(False, fact_of(found), found.id)
     with desk.open_session() as session:
         session.forget(found, why=why)
-        return ForgetToolResult(True, fact_of(session.fact(found.id)), "")
+        return ForgetToolResult(True, fact_of(session.memory.fact(found.id)), "")

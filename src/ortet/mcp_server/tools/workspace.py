@@ -117,7 +117,9 @@ def status(desk: McpContext) -> StatusToolResult:
         plan=view.steps if view else [],
         step=view.step if view else 0,
         unsettled=[one.id for one in unsettled_effects(desk.call, view)] if view else [],
-        waiting=[one.id for one in view.approvals() if one.state == "asked"] if view else [],
+        waiting=[one.id for one in view.actions.approvals() if one.state == "asked"]
+        if view
+        else [],
     )
 
 

@@ -102,7 +102,7 @@ def act(session: Session, ask: Act) -> Intent:
     under this key before and must not run again. If an action under the key was begun and never
     settled, the answer is a conflict with its intent.
     """
-    return session.intend(
+    return session.actions.intend(
         ask.name,
         ask.args,
         ask.kwargs,
@@ -130,7 +130,7 @@ def settle(session: Session, ask: Settle) -> EventInfo:
     """
     if (ask.failed or ask.error) and ask.outcome is not None:
         raise Invalid("bad_request", "an action that failed has no outcome: give outcome or error")
-    event = session.settle(ask.effect, ask.outcome, failed=ask.failed, error=ask.error)
+    event = session.actions.settle(ask.effect, ask.outcome, failed=ask.failed, error=ask.error)
     return recorded_event_info(session, event)
 
 
@@ -141,7 +141,7 @@ class ListApprovals(Paged, frozen=True):
 @operation("GET", "/sessions/{session}/approvals")
 def approvals(view: SessionReader, ask: ListApprovals) -> Page[Approval]:
     """List the approvals that a session asked for, with the answers."""
-    found = [one for one in view.approvals() if ask.state in (None, one.state)]
+    found = [one for one in view.actions.approvals() if ask.state in (None, one.state)]
     return paginate(found, ask, lambda one: one.id)
 
 
@@ -172,7 +172,7 @@ class RequestApproval(OperationRequest, frozen=True):
 @operation("POST", "/sessions/{session}/approvals", status=201)
 def request_approval(session: Session, ask: RequestApproval) -> CreatedId:
     """Ask a person to allow something."""
-    return CreatedId(session.request_approval(ask.what, why=ask.why))
+    return CreatedId(session.actions.request_approval(ask.what, why=ask.why))
 
 
 class AnswerApproval(OperationRequest, frozen=True):

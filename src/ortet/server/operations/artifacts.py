@@ -78,10 +78,10 @@ class AskLineage(OperationRequest, frozen=True):
 @operation("GET", "/sessions/{session}/lineage")
 def lineage(view: SessionReader, ask: AskLineage) -> Lineage:
     """Show the lineage of an artifact: the action that made it, and the reason."""
-    return view.lineage(ask.name, ask.version)
+    return view.artifact_store.lineage(ask.name, ask.version)
 
 
 @operation("POST", "/sessions/{session}/orphans")
 def orphans(session: Session) -> Orphans:
     """Find artifacts whose content is missing, and files that no event explains."""
-    return session.orphans()
+    return session.artifact_store.orphans()

@@ -54,7 +54,12 @@ def _counters(amounts: dict[str, _Amount]) -> dict[str, _Amount]:
 
 def _budget(view: SessionReader) -> BudgetInfo:
     account = levels(view.store.catalog, view.row)[0].account
-    return BudgetInfo(view.limits(), account.soft, view.spent(), view.budget_left())
+    return BudgetInfo(
+        view.accounting.limits(),
+        account.soft,
+        view.accounting.spent(),
+        view.accounting.budget_left(),
+    )
 
 
 @operation("GET", "/sessions/{session}/budget")
@@ -106,7 +111,7 @@ def spend(session: Session, ask: Spend) -> Spent:
         event = session.spend(model=ask.model, **_counters(ask.amounts))
     except Refused as error:
         event, stopped = _find_recorded_event(session, before, "spend", error), str(error)
-    return Spent(recorded_event_info(session, event), session.budget_left(), stopped)
+    return Spent(recorded_event_info(session, event), session.accounting.budget_left(), stopped)
 
 
 def _find_recorded_event(session: Session, after: int, kind: str, error: Refused) -> Event:
@@ -138,10 +143,10 @@ def model_call(session: Session, ask: CallModel) -> Spent:
     before, stopped = session.event_log.tip().seq, None
     given = (ask.provider, ask.model, ask.params, ask.usage, ask.request, ask.response)
     try:
-        event = session.model_call(*given)
+        event = session.accounting.model_call(*given)
     except Refused as error:
         event, stopped = _find_recorded_event(session, before, "model", error), str(error)
-    return Spent(recorded_event_info(session, event), session.budget_left(), stopped)
+    return Spent(recorded_event_info(session, event), session.accounting.budget_left(), stopped)
 
 
 class ListCalls(Paged, frozen=True):
@@ -154,7 +159,7 @@ def model_calls(view: SessionReader, ask: ListCalls) -> Page[ModelCall]:
     """List calls of models in order. A request or response is shown by its size and hash."""
     found = [
         one
-        for one in view.model_calls()
+        for one in view.accounting.model_calls()
         if ask.model in (None, one.model) and ask.provider in (None, one.provider)
     ]
     return paginate(found, ask, lambda one: one.seq)
@@ -177,7 +182,7 @@ class WholeCall(msgspec.Struct, frozen=True):
 @operation("GET", "/sessions/{session}/model-calls/{seq:int}")
 def show_model_call(view: SessionReader, ask: OneCall) -> WholeCall:
     """Show a call of a model by the number of its event, with its request and response."""
-    found = next((one for one in view.model_calls() if one.seq == ask.seq), None)
+    found = next((one for one in view.accounting.model_calls() if one.seq == ask.seq), None)
     if found is None:
         raise NotFound("no_call", f"event {ask.seq} is no call of a model: list them")
     return WholeCall(found, _text(view, found.request), _text(view, found.response))
@@ -186,7 +191,7 @@ def show_model_call(view: SessionReader, ask: OneCall) -> WholeCall:
 def _text(view: SessionReader, content: StoredContent) -> str | None:
     if not content.oid and not content.size:
         return None
-    return view.content(content).decode("utf-8", "replace")
+    return view.accounting.content(content).decode("utf-8", "replace")
 
 
 class AskBill(OperationRequest, frozen=True):

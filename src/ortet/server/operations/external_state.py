@@ -65,7 +65,7 @@ def list_collaborations(view: SessionReader, ask: Paged) -> Page[Collaboration]:
     """List the work of a session that others see or will see, such as branches, pull requests and
     draft comments.
     """
-    return paginate(view.collaborations(), ask, lambda one: one.name)
+    return paginate(view.external.collaborations(), ask, lambda one: one.name)
 
 
 class Collaborate(OperationRequest, frozen=True):
@@ -86,7 +86,7 @@ def collaborate(session: Session, ask: Collaborate) -> Collaboration:
     """Record a collaboration, or change its record. A collaboration is something that others see,
     such as a pull request.
     """
-    return session.collaborate(
+    return session.external.collaborate(
         ask.name,
         kind=ask.kind,
         link=ask.link,
@@ -99,7 +99,7 @@ def collaborate(session: Session, ask: Collaborate) -> Collaboration:
 @operation("GET", "/sessions/{session}/windows")
 def list_windows(view: SessionReader, ask: Paged) -> Page[RateLimitWindow]:
     """List the rate limits of the agent by service."""
-    return paginate(view.windows(), ask, lambda one: one.service)
+    return paginate(view.external.windows(), ask, lambda one: one.service)
 
 
 class SetWindow(OperationRequest, frozen=True):
@@ -116,7 +116,9 @@ class SetWindow(OperationRequest, frozen=True):
 @operation("POST", "/sessions/{session}/windows", status=201)
 def window(session: Session, ask: SetWindow) -> EventInfo:
     """Record the rate limit of a service. All sessions of the agent see it."""
-    event = session.window(ask.service, remaining=ask.remaining, reset=ask.reset, limit=ask.limit)
+    event = session.external.window(
+        ask.service, remaining=ask.remaining, reset=ask.reset, limit=ask.limit
+    )
     return recorded_event_info(session, event)
 
 
@@ -125,7 +127,7 @@ def list_tokens(view: SessionReader, ask: Paged) -> Page[ServiceToken]:
     """List the services of a session with the names of their secrets in the vault. Values are not
     returned.
     """
-    return paginate(view.tokens(), ask, lambda one: one.service)
+    return paginate(view.external.tokens(), ask, lambda one: one.service)
 
 
 class NameToken(OperationRequest, frozen=True):
@@ -138,7 +140,7 @@ class NameToken(OperationRequest, frozen=True):
 @operation("POST", "/sessions/{session}/tokens", status=201)
 def token(session: Session, ask: NameToken) -> EventInfo:
     """Record which secret of the vault gives access to a service."""
-    return recorded_event_info(session, session.token(ask.service, ask.vault))
+    return recorded_event_info(session, session.external.token(ask.service, ask.vault))
 
 
 class BrowserInfo(msgspec.Struct, frozen=True):
@@ -172,7 +174,7 @@ class SetBrowser(OperationRequest, frozen=True):
 def browser(session: Session, ask: SetBrowser) -> BrowserInfo:
     """Record the open pages of a browser and its storage state."""
     if ask.urls is not None or ask.storage is not None:
-        session.browser(ask.urls, ask.storage)
+        session.external.browser(ask.urls, ask.storage)
     return _browser(session)
 
 

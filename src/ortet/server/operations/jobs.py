@@ -70,7 +70,7 @@ def shell(session: Session, ask: Shell) -> JobInfo:
 
 
 def _info(session: Session, job: Job) -> JobInfo:
-    return next(one for one in session.jobs() if one.id == job.id)
+    return next(one for one in session.programs.jobs() if one.id == job.id)
 
 
 class JobsRequest(Paged, frozen=True):

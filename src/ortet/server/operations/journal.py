@@ -177,7 +177,7 @@ class Notes(msgspec.Struct, frozen=True):
 @operation("GET", "/sessions/{session}/notes")
 def notes(view: SessionReader) -> Notes:
     """List the notes of a session by key."""
-    return Notes(view.notes())
+    return Notes(view.conversation.notes())
 
 
 class Note(OperationRequest, frozen=True):
@@ -199,7 +199,7 @@ def note(session: Session, ask: Note) -> EventInfo:
 @operation("GET", "/sessions/{session}/questions")
 def questions(view: SessionReader, ask: Paged) -> Page[Question]:
     """List the open questions of a session."""
-    return paginate(view.questions(), ask, lambda one: one.id)
+    return paginate(view.conversation.questions(), ask, lambda one: one.id)
 
 
 @operation("POST", "/sessions/{session}/questions", status=201)
@@ -248,7 +248,9 @@ def record(session: Session, ask: Record) -> EventInfo:
 @operation("GET", "/sessions/{session}/comments")
 def comments(view: SessionReader, ask: Paged) -> Page[EventInfo]:
     """List the comments of people on a session. Comments are not part of the conversation."""
-    return paginate(view.comments(), ask, lambda one: (one.seq, one.time)).map_items(event_of)
+    return paginate(view.conversation.comments(), ask, lambda one: (one.seq, one.time)).map_items(
+        event_of
+    )
 
 
 class Comment(OperationRequest, frozen=True):
@@ -271,7 +273,7 @@ def compactions(view: SessionReader, ask: Paged) -> Page[Compaction]:
     """List the compactions of a session, the latest first. A compaction replaces messages in
     context by a summary.
     """
-    return paginate(view.compactions(), ask, lambda one: one.seq)
+    return paginate(view.conversation.compactions(), ask, lambda one: one.seq)
 
 
 class ListDropped(Paged, frozen=True):
@@ -283,7 +285,7 @@ class ListDropped(Paged, frozen=True):
 @operation("GET", "/sessions/{session}/dropped")
 def dropped(view: SessionReader, ask: ListDropped) -> Page[Message]:
     """List the messages that compactions removed from context, in order."""
-    return paginate(view.dropped(ask.compaction), ask, lambda one: one.seq)
+    return paginate(view.conversation.dropped(ask.compaction), ask, lambda one: one.seq)
 
 
 class Compact(OperationRequest, frozen=True):

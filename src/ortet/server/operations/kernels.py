@@ -43,7 +43,7 @@ def list_kernels(rooms: SessionPool, ask: KernelsRequest, caller: Caller) -> Pag
     """List the interpreters that run in this server's machine of the session."""
     row = rooms.row(ask.session, caller.sees)
     session, _ = find_open_session(rooms, row.id)
-    found = [_info(one) for one in session.kernels()] if session is not None else []
+    found = [_info(one) for one in session.programs.kernels()] if session is not None else []
     return paginate(found, ask, lambda one: one.name)
 
 
@@ -91,7 +91,7 @@ def _check_name(name: str) -> None:
 
 
 def _find_kernel(session: Session, name: str) -> SessionKernel | None:
-    return next((one for one in session.kernels() if one.name == name), None)
+    return next((one for one in session.programs.kernels() if one.name == name), None)
 
 
 def _require_kernel(session: Session | None, name: str) -> SessionKernel:

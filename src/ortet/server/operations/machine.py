@@ -158,7 +158,7 @@ def expose(session: Session, ask: Expose) -> Exposed:
     """Forward a loopback port of the server's host to a port of the machine, until the forward is
     closed.
     """
-    return Exposed(ask.port, session.expose(ask.port, at=ask.at))
+    return Exposed(ask.port, session.programs.expose(ask.port, at=ask.at))
 
 
 class Unexpose(OperationRequest, frozen=True):
@@ -175,7 +175,7 @@ class Unexposed(msgspec.Struct, frozen=True):
 @operation("DELETE", "/sessions/{session}/ports/{port}", needs_host=True)
 def unexpose(session: Session, ask: Unexpose) -> Unexposed:
     """Close a forwarded port and its connections."""
-    return Unexposed(ask.port, closed=session.unexpose(ask.port))
+    return Unexposed(ask.port, closed=session.programs.unexpose(ask.port))
 
 
 class HostMachine(msgspec.Struct, frozen=True):

@@ -93,7 +93,7 @@ def learn(session: Session, ask: Learn, caller: Caller) -> Fact:
         source=ask.source,
         supersedes=ask.supersedes,
     )
-    return session.fact(made)
+    return session.memory.fact(made)
 
 
 class Lesson(OperationRequest, frozen=True):
@@ -106,7 +106,7 @@ class Lesson(OperationRequest, frozen=True):
 def lesson(session: Session, ask: Lesson, caller: Caller) -> Fact:
     """Learn a lesson from a failure."""
     scope = check_scope_visible(caller, ask.scope, session.row.scopes)
-    return session.fact(session.lesson(ask.text, about=ask.about, scope=scope))
+    return session.memory.fact(session.lesson(ask.text, about=ask.about, scope=scope))
 
 
 class OneFact(OperationRequest, frozen=True):
@@ -116,7 +116,7 @@ class OneFact(OperationRequest, frozen=True):
 @operation("GET", "/sessions/{session}/facts/{fact}")
 def show_fact(view: SessionReader, ask: OneFact) -> Fact:
     """Show a fact by its id, believed or retracted."""
-    return view.fact(ask.fact)
+    return view.memory.fact(ask.fact)
 
 
 class FactHistory(msgspec.Struct, frozen=True):
@@ -128,7 +128,7 @@ class FactHistory(msgspec.Struct, frozen=True):
 @operation("GET", "/sessions/{session}/facts/{fact}/history")
 def fact_history(view: SessionReader, ask: OneFact) -> FactHistory:
     """Show a fact with all facts that it superseded and that superseded it."""
-    return FactHistory(view.fact_history(ask.fact))
+    return FactHistory(view.memory.fact_history(ask.fact))
 
 
 class Forget(OperationRequest, frozen=True):
@@ -140,13 +140,13 @@ class Forget(OperationRequest, frozen=True):
 def forget(session: Session, ask: Forget) -> Fact:
     """Retract a fact. The journal keeps the fact and the reason."""
     session.forget(ask.fact, why=ask.why)
-    return session.fact(ask.fact)
+    return session.memory.fact(ask.fact)
 
 
 @operation("GET", "/sessions/{session}/contradictions")
 def contradictions(view: SessionReader, ask: Paged) -> Page[Contradiction]:
     """List pairs of believed facts that contradict each other. `ours` is the older fact."""
-    return paginate(view.contradictions(), ask, lambda one: f"{one.ours.id}/{one.theirs.id}")
+    return paginate(view.memory.contradictions(), ask, lambda one: f"{one.ours.id}/{one.theirs.id}")
 
 
 class SharedMemory(msgspec.Struct, frozen=True):
@@ -165,7 +165,7 @@ class SharedMemories(msgspec.Struct, frozen=True):
 @operation("GET", "/sessions/{session}/memory/shared")
 def shared(view: SessionReader) -> SharedMemories:
     """List the shared memories of a session, as far as the session knows them."""
-    return SharedMemories([SharedMemory(one.name, one.tip.seq) for one in view.shared()])
+    return SharedMemories([SharedMemory(one.name, one.tip.seq) for one in view.memory.shared()])
 
 
 @operation("POST", "/sessions/{session}/memory/refresh")
@@ -173,7 +173,7 @@ def refresh(session: Session) -> SharedMemories:
     """Read the newest facts of shared memories, even if the session was restored to an earlier
     commit.
     """
-    session.refresh()
+    session.memory.refresh()
     return shared(session)
 
 

@@ -68,7 +68,7 @@ def advance(session: Session, ask: Advance) -> Plan:
 @operation("GET", "/sessions/{session}/decisions")
 def decisions(view: SessionReader, ask: Paged) -> Page[Decision]:
     """List the decisions of a session, with their reasons and rejected options."""
-    return paginate(view.decisions(), ask, lambda one: one.id)
+    return paginate(view.conversation.decisions(), ask, lambda one: one.id)
 
 
 class Decide(OperationRequest, frozen=True):
@@ -138,4 +138,4 @@ def working(view: SessionReader, ask: AskWorking) -> WorkingMemory:
     """Return the working memory of a session: goal, plan, notes, open questions and effects, and
     the last messages.
     """
-    return view.working(ask.messages)
+    return view.memory.working(ask.messages)

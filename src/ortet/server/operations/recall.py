@@ -124,7 +124,7 @@ def list_episodes(view: SessionReader, ask: ListEpisodes) -> Page[Episode]:
     """List the episodes of a session and the episodes that other sessions share with it, the oldest
     first.
     """
-    found = view.episodes(
+    found = view.memory.episodes(
         since=parse_time(hub_of(view), "since", ask.since),
         until=parse_time(hub_of(view), "until", ask.until),
         outcome=ask.outcome,

@@ -78,7 +78,7 @@ class SessionSlot:
         if session is None or session.held_lease.is_released:
             return False
         with suppress(OrtetError):
-            return session.is_running()
+            return session.programs.is_running()
         return True
 
     def renew_lease(self) -> bool:

@@ -88,7 +88,7 @@ def _start_shell(pool: SessionPool, row: SessionRow, ask: Attach) -> None:
     """Start the shell and set the size of its terminal. The last client chooses the size."""
     with pool.open_session(row) as session:
         job = session.shell(ask.name, why=ask.why, size=(ask.rows, ask.cols))
-        if not any(one.id == job.id and one.tty is not None for one in session.jobs()):
+        if not any(one.id == job.id and one.tty is not None for one in session.programs.jobs()):
             raise Conflict("not_a_shell", f"{ask.name!r} is no shell: follow its output instead")
         job.resize(ask.rows, ask.cols)
 

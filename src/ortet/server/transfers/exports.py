@@ -61,7 +61,7 @@ def _export_messages(row: SessionRow, ask: ExportSession, hub: Hub) -> Iterator[
     if ask.format == "otel":
         yield msgspec.json.encode(spans_of(view, content=ask.content))
     else:
-        yield msgspec.json.encode(view.export_messages(ask.format, whole=ask.whole))
+        yield msgspec.json.encode(view.conversation.export_messages(ask.format, whole=ask.whole))
 
 
 async def read_journal(streams: Streams, request: Request, ask: ReadJournal) -> Response:

@@ -183,7 +183,8 @@ def unsettled(effect: dict[str, Any]) -> Unsettled:
     return Unsettled(
         "unsettled",
         f"action {effect['name']!r} ({effect['id']}) was begun and its outcome is not known: find "
-        f"out whether it was done, then s.settle({effect['id']!r}, outcome), or failed=True if not",
+        f"out whether it was done, then s.actions.settle({effect['id']!r}, outcome), or "
+        "failed=True if not",
         **effect,
     )
 

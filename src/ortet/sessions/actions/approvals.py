@@ -144,7 +144,7 @@ def need(approvals: Iterable[Approval], id_: str) -> Approval:
         if approval.id == id_:
             return approval
     raise NotFound(
-        "no_approval", f"no approval {id_!r} was asked for here: s.approvals() lists them"
+        "no_approval", f"no approval {id_!r} was asked for here: s.actions.approvals() lists them"
     )
 
 

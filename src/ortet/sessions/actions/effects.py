@@ -162,7 +162,7 @@ class EffectLog:
         why: str,
         approve: str | None,
     ) -> Intent:
-        """Record the intent of an effect that another process performs; see `Session.intend`."""
+        """Record the intent of an effect that another process performs."""
         deed = self._intend(action, tuple(args), dict(kwargs), why=why, approve=approve)
         if deed.effect.state == _DONE:
             return Intent(deed.effect, True, outcome_of(deed.effect.name, deed.outcome))
@@ -200,7 +200,7 @@ class EffectLog:
         )
 
     def settle(self, effect: str, outcome: Any, *, failed: bool, error: str = "") -> Event:
-        """Record the outcome of an effect that has none; see `Session.settle`."""
+        """Record the outcome of an effect that has none."""
         row = self._store.catalog.row(self._kind, effect)
         if row is None:
             raise no_effect(effect)

@@ -19,7 +19,7 @@ _OUTPUT = ("output_tokens", "completion_tokens")
 
 
 class ModelCall(msgspec.Struct, frozen=True):
-    """One model call. `s.content(call.request)` reads the stored request or response."""
+    """One model call. `s.accounting.content(call.request)` reads the stored request or response."""
 
     seq: int
     time: int

@@ -202,7 +202,8 @@ def token_of(view: SessionContext, service: str) -> Secret:
     if found is None:
         raise NotFound(
             "no_token",
-            f"no token for {service!r} was named: s.token({service!r}, 'name in the vault')",
+            f"no token for {service!r} was named: "
+            f"s.external.token({service!r}, 'name in the vault')",
         )
     return view.store.vault.get(found.vault)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def working_of(view: SessionContext, messages: int) -> WorkingMemory:
-    """Return the working memory; see `SessionReader.working`."""
+    """Return the working memory; see `SessionMemory.working`."""
     seq = view.state.core.events
     # an erasure changes the epoch, so that an entry cached before it is not used after it
     epoch = view.store.objects.sweep_lock.epoch()  # read now: another process may have erased data

@@ -82,7 +82,7 @@ def memory_at_commit(sessions: SessionServices, commit: Oid) -> MemorySnapshot:
 
 def memory_of_session(view: SessionReader) -> MemorySnapshot:
     """Return the memory of a session now."""
-    return _memory_snapshot(view.state, view.shared())
+    return _memory_snapshot(view.state, view.memory.shared())
 
 
 def _memory_snapshot(state: SessionState, shared: list[SharedScope]) -> MemorySnapshot:
@@ -140,13 +140,13 @@ def markdown(view: SessionReader) -> str:
             lines += [f"### {one_line(about, 200)}", ""] if about else []
             lines += [_fact(fact) for fact in chosen if fact.about == about]
             lines.append("")
-    if decisions := view.decisions():
+    if decisions := view.conversation.decisions():
         lines += ["## Decisions", ""]
         for made in sorted(decisions, key=lambda one: one.seq):
             why = f", because {one_line(made.why, _MAX_LINE_CHARS)}" if made.why else ""
             lines.append(f"- {one_line(made.text, _MAX_LINE_CHARS)}{why}")
         lines.append("")
-    if episodes := view.episodes():
+    if episodes := view.memory.episodes():
         lines += ["## What happened", ""]
         for one in episodes:
             outcome = f", {one_line(one.outcome, 200)}" if one.outcome else ""

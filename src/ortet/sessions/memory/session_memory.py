@@ -370,8 +370,8 @@ class SessionMemory:
                 how = f"superseded by {past.ended_by}" if past.ended_by else "forgotten"
                 raise NotFound(
                     "no_fact",
-                    f"{id_!r} is believed no more, it was {how}: s.fact_history() has what came "
-                    "after it",
+                    f"{id_!r} is believed no more, it was {how}: s.memory.fact_history() has what "
+                    "came after it",
                 )
             raise NotFound("no_fact", f"{id_!r} is no fact that is known: s.facts() lists them")
         return found

@@ -94,7 +94,7 @@ def build_artifacts_page(view: SessionReader, ask: ArtifactsQuery) -> ArtifactsP
 def preview_artifact(view: SessionReader, artifact: Artifact) -> ArtifactPreview:
     """Return the preview of one version of an artifact."""
     media = (artifact.media or guess_media(artifact.name, None)).partition(";")[0].strip().lower()
-    lineage = view.lineage(artifact.name, artifact.version)
+    lineage = view.artifact_store.lineage(artifact.name, artifact.version)
     made = ArtifactPreview(
         artifact, "none", media, made_by=lineage.action.name if lineage.action is not None else ""
     )

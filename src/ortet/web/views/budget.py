@@ -218,7 +218,11 @@ def build_budget_page(view: SessionReader) -> BudgetPage:
 
     Forks share one budget, and a restore refunds nothing.
     """
-    spent, limits, left = view.spent(), view.limits(), view.budget_left()
+    spent, limits, left = (
+        view.accounting.spent(),
+        view.accounting.limits(),
+        view.accounting.budget_left(),
+    )
     soft = levels(view.store.catalog, view.row)[0].account.soft
     family = {row.id: row for row in hub_of(view).sessions() if row.family == view.row.family}
     since = min(row.created for row in family.values())

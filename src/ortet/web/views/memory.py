@@ -167,9 +167,9 @@ def _href(hub: Hub, hit: RecallHit, caller: Caller) -> str:
 def _session_page(view: SessionReader, page: MemoryPage) -> MemoryPage:
     ask = page.ask
     at = parse_time(hub_of(view), "at", ask.at or None)
-    history = view.fact_history(ask.fact) if ask.fact else []
+    history = view.memory.fact_history(ask.fact) if ask.fact else []
     if ask.show == "episodes":
-        told = view.episodes(until=at)[::-1]
+        told = view.memory.episodes(until=at)[::-1]
         return msgspec.structs.replace(
             page, episodes=told[:_MAX_LISTED], history=history, count=len(told)
         )
@@ -191,7 +191,7 @@ def _episodes_page(hub: Hub, caller: Caller, page: MemoryPage) -> MemoryPage:
 def _scopes(view: SessionReader | None) -> list[str]:
     if view is None:
         return []
-    return ["session", *dict.fromkeys(one.name for one in view.shared())]
+    return ["session", *dict.fromkeys(one.name for one in view.memory.shared())]
 
 
 def memory(page_request: PageRequest) -> Response:

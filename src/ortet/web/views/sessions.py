@@ -168,7 +168,7 @@ def build_session_card(
 def _spent(view: SessionReader) -> dict[str, float]:
     """Return the spending: of the whole family for its first session, else of the fork alone."""
     if view.id == view.row.family:
-        return view.spent()
+        return view.accounting.spent()
     return levels(view.store.catalog, view.row)[0].purse.spent
 
 

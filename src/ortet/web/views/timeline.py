@@ -99,7 +99,7 @@ def timeline_page(page_request: PageRequest) -> Response:
 def overview(view: SessionReader, family: SessionFamily) -> dict[str, Any]:
     """Return the template variables of a session's overview."""
     core = view.state.core
-    spent, limits = view.spent(), view.limits()
+    spent, limits = view.accounting.spent(), view.accounting.limits()
     return {
         "goal": core.goal,
         "plan": list(core.plan),
