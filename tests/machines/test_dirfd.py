@@ -15,6 +15,7 @@ from ortet.errors import Corrupt, Refused, Unavailable, Unsupported
 from ortet.machines.dirfd import (
     DirFdCache,
     check_name,
+    join_path,
     open_directory,
     remove_tree,
     translate_os_error,
@@ -146,3 +147,7 @@ def test_errors_of_the_system_say_what_to_do(code: int, kind: str, cls: type) ->
     assert error.kind == kind
     assert error.message.startswith("cannot write x: ")
     assert ";" in error.message
+
+
+def test_join_puts_a_slash_only_between_two_parts() -> None:
+    assert (join_path(b"", b"a"), join_path(b"a/b", b"c")) == (b"a", b"a/b/c")

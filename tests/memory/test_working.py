@@ -7,7 +7,7 @@ import pytest
 from ortet.backends.base import Cache
 from ortet.backends.local.memory import NoCache, ProcessCache
 from ortet.memory.working import (
-    TTL_NS,
+    CACHE_TTL_NS,
     WorkingMemory,
     WorkingNote,
     cache_key,
@@ -134,7 +134,7 @@ def test_let_go_drops_cached_working_memory_after_an_erasure(
 def test_another_process_forgets_it_in_time(clock: ManualClock, journal: Journal) -> None:
     cache = ProcessCache(clock)
     read_through(cache, cache_key(T, 7, 20), journal.make, now=0)
-    clock.advance(TTL_NS)
+    clock.advance(CACHE_TTL_NS)
     read_through(cache, cache_key(T, 7, 20), journal.make, now=0)
     assert journal.read == 2
 

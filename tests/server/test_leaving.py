@@ -9,7 +9,7 @@ from tests.fixtures.locking import locked
 from tests.fixtures.rooms import Make, begin, said, say
 
 import ortet
-from ortet._util.deadlines import lock_timeout
+from ortet._util.lock_timeout import lock_timeout
 from ortet.hub.hub import Hub
 from ortet.server.session_pool import readers
 from ortet.server.session_pool.pool import SessionPool

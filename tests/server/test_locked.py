@@ -11,7 +11,7 @@ from tests.fixtures.locking import locked
 from tests.fixtures.waiting import eventually
 
 import ortet
-from ortet._util.deadlines import current_lock_timeout, lock_timeout
+from ortet._util.lock_timeout import current_lock_timeout, lock_timeout
 from ortet.backends.sqlite.catalog import SqliteCatalog
 from ortet.errors import Conflict, Unavailable
 from ortet.server.middleware.idempotency import RecordedResponse, run_idempotent

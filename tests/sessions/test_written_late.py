@@ -10,7 +10,7 @@ from tests.fixtures.postgres import Server
 from tests.fixtures.stores import host_environ
 from tests.fixtures.waiting import eventually
 
-from ortet._util.deadlines import lock_timeout
+from ortet._util.lock_timeout import lock_timeout
 from ortet.config.environment import open_hub
 from ortet.errors import Unavailable
 from ortet.hub.hub import Hub

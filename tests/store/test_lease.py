@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from ortet._util.deadlines import current_lock_timeout
+from ortet._util.lock_timeout import current_lock_timeout
 from ortet.backends.base import Catalog, Lease
 from ortet.backends.sqlite.catalog import SqliteCatalog
 from ortet.errors import Refused, Unavailable

@@ -7,7 +7,7 @@ Start with:
 - `failpoints`: named points at which a test can kill the process or fill the disk.
 - `fork_safety`: hooks that close or reset resources around `fork(2)`.
 - `log`: the loggers of the library, and what their levels mean.
-- `deadlines`: the time limit for waiting on a locked store.
+- `lock_timeout`: the time limit for waiting on a locked store.
 - `structs`: thread-safe preparation of msgspec types.
 
 Invariants: the only process-wide state is what a hook or a context variable needs. Only

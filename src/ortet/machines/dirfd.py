@@ -84,6 +84,11 @@ class DirFdCache:
             os.close(self._open.pop(next(iter(self._open))))
 
 
+def join_path(directory: bytes, name: bytes) -> bytes:
+    """Return the path of `name` in `directory`; b"" is the root."""
+    return directory + b"/" + name if directory else name
+
+
 def check_name(name: bytes) -> bytes:
     """Return a name, or raise Corrupt if it is not one plain name.
 

@@ -11,7 +11,7 @@ from ortet._util.codec import decode, encode
 from ortet.backends.base import Cache
 from ortet.errors import Corrupt
 
-TTL_NS = 3600 * 1_000_000_000
+CACHE_TTL_NS = 3600 * 1_000_000_000
 """Cache lifetime. Erased content leaves the caches of other processes within this time."""
 
 _KEY_PREFIX = "working/1/"
@@ -74,7 +74,7 @@ def read_through(
     found = None if kept is None else _decode_cached(kept)
     if found is None or not key.startswith(f"{_KEY_PREFIX}{found.timeline}/{found.seq}/"):
         found = make()
-        cache.put(key, encode(found), TTL_NS)
+        cache.put(key, encode(found), CACHE_TTL_NS)
     return found.without_expired_notes(now)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.requests import HTTPConnection, Request
 
-from ortet._util.deadlines import lock_timeout
+from ortet._util.lock_timeout import lock_timeout
 from ortet.backends.base import Cache
 from ortet.config.settings import ServeSettings
 from ortet.errors import Unavailable

@@ -24,7 +24,12 @@ from ortet.errors import CODES, OrtetError
 from ortet.server.auth.authenticate import COOKIE
 from ortet.server.errors import STATUS
 from ortet.server.middleware.idempotency import MAX_KEY_LENGTH
-from ortet.server.operations.registry import Operation, operations, path_parameters
+from ortet.server.operations.registry import (
+    TAG_DESCRIPTIONS,
+    Operation,
+    operations,
+    path_parameters,
+)
 from ortet.server.streaming.sse import MEDIA as STREAM
 from ortet.server.streaming.terminal import PATH as TERMINAL
 from ortet.server.streaming.terminal import Attach, terminal
@@ -361,7 +366,8 @@ def build_document() -> Json:
     for operation in table:
         at = paths.setdefault(_strip_converters(operation.path), {})
         at[operation.method.lower()] = _operation(operation, schemas, components)
-        tags.setdefault(operation.tag, _module_doc(operation.handler))
+        text = TAG_DESCRIPTIONS.get(operation.tag) or _module_doc(operation.handler)
+        tags.setdefault(operation.tag, text)
     for flow in STREAMING_ROUTES:
         at = paths.setdefault(_strip_converters(flow.path), {})
         at[flow.method.lower()] = _streaming_operation(flow, schemas, components)

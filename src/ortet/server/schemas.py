@@ -21,6 +21,7 @@ from ortet.sessions.session import Session
 from ortet.sessions.table import SessionRow, no_session
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**53, description="A whole number from 0.")]
+Id = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 NonEmptyText = Annotated[str, msgspec.Meta(min_length=1, max_length=1 << 20)]
 Ref = Annotated[

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from threading import Event as Flag
 from threading import Lock, Thread
 
-from ortet._util.deadlines import lock_timeout
+from ortet._util.lock_timeout import lock_timeout
 from ortet._util.log import get_logger
 from ortet.backends.base import Catalog, Lease
 from ortet.errors import OrtetError, Refused

@@ -14,7 +14,7 @@ from tests.fixtures.cut_proxy import Cut
 from tests.fixtures.postgres import Server, Shared, shared
 from tests.fixtures.waiting import WAIT, eventually
 
-from ortet._util.deadlines import lock_timeout
+from ortet._util.lock_timeout import lock_timeout
 from ortet.backends.base import Append, EventRow, Lease, LeaseClaim, Move, RowChange, Timeline
 from ortet.backends.postgres.catalog import PostgresCatalog
 from ortet.backends.postgres.schema import MIGRATIONS

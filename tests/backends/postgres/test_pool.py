@@ -14,7 +14,7 @@ from tests.fixtures import forked
 from tests.fixtures.postgres import drop_schema, shared
 from tests.fixtures.waiting import WAIT, eventually
 
-from ortet._util.deadlines import lock_timeout
+from ortet._util.lock_timeout import lock_timeout
 from ortet.backends.postgres import pool, stall_detection
 from ortet.backends.postgres.catalog import PostgresCatalog
 from ortet.errors import Corrupt, Invalid, Unavailable

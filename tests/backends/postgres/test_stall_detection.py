@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.postgres import Server
 from tests.fixtures.waiting import WAIT
 
-from ortet._util.deadlines import lock_timeout
+from ortet._util.lock_timeout import lock_timeout
 from ortet.backends.postgres.catalog import PostgresCatalog
 from ortet.backends.postgres.notify import postgres_signal
 from ortet.errors import Unavailable

@@ -13,7 +13,6 @@ from ortet.history.tree.tree import Trees
 from ortet.ids import Oid, SystemClock
 from ortet.machines.capture.hardlinks import (
     MovedDirectories,
-    join_path,
     names_of_inodes,
     put_links,
     walk_index,
@@ -45,10 +44,6 @@ def index(tmp_path: Path) -> StatIndex:
     deep.put("x", file(8))
     deep.put("single", file(9, links=1))
     return index
-
-
-def test_join_puts_a_slash_only_between_two_parts() -> None:
-    assert (join_path(b"", b"a"), join_path(b"a/b", b"c")) == (b"a", b"a/b/c")
 
 
 def test_walk_knows_every_path(index: StatIndex) -> None:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from psycopg import sql
 
-from ortet._util.deadlines import current_lock_timeout
+from ortet._util.lock_timeout import current_lock_timeout
 from ortet.backends import errors
 from ortet.backends.base import Append, EventRow, Lease, RowChange, Timeline, Timelines
 from ortet.backends.keys import check_limit

@@ -15,7 +15,7 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from ortet._util.deadlines import lock_timeout
+from ortet._util.lock_timeout import lock_timeout
 from ortet.backends.postgres.pool import PostgresDatabase, PostgresPool, shared_pool
 from ortet.backends.postgres.stall_detection import StallDetector, connect_monitored
 from ortet.backends.pubsub import Publisher, PubSubSignal, Subscriber

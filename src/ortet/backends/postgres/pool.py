@@ -18,8 +18,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-from ortet._util.deadlines import current_lock_timeout
 from ortet._util.fork_safety import close_at_fork
+from ortet._util.lock_timeout import current_lock_timeout
 from ortet.backends.postgres.errors import (
     BAD_OPTION_HINT,
     connections_exhausted,

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from ortet._util.deadlines import current_lock_timeout
+from ortet._util.lock_timeout import current_lock_timeout
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from types import TracebackType
 
 import apsw
 
-from ortet._util.deadlines import current_lock_timeout
 from ortet._util.fork_safety import close_at_fork
+from ortet._util.lock_timeout import current_lock_timeout
 from ortet.backends.local.bucket import sync_directory
 from ortet.backends.sqlite.write_queue import Insert, write_queue_for
 from ortet.errors import Corrupt, Invalid, OrtetError, Unavailable, Unsupported

@@ -1,6 +1,7 @@
 """All event kinds by name, and the check of event data.
 
-It is a module of its own because it imports every family of kinds.
+To add a kind, add its EventKind to `KINDS` in the module of its family. It is a module of its own
+because it imports every family of kinds.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ortet._util.codec import encode
 from ortet.machines.capture.stat_index import RACY, DirectoryNode, StatIndex
+from ortet.machines.dirfd import join_path
 from ortet.objects.base import Kind, ObjectStore
 
 Inode = tuple[int, ...]
@@ -21,10 +22,6 @@ def walk_index(index: StatIndex) -> Iterator[tuple[bytes, DirectoryNode]]:
         yield path, node
         for name, child in node.dirs.items():
             stack.append((join_path(path, os.fsencode(name)), child))
-
-
-def join_path(directory: bytes, name: bytes) -> bytes:
-    return directory + b"/" + name if directory else name
 
 
 def put_links(objects: ObjectStore, index: StatIndex) -> bytes:

@@ -21,9 +21,8 @@ from ortet.errors import Invalid
 from ortet.machines.base import Loss
 from ortet.machines.capture.entry import open_noatime
 from ortet.machines.capture.frames import DirectoryChanges, DirectoryScan
-from ortet.machines.capture.hardlinks import join_path
 from ortet.machines.capture.stat_index import DirectoryNode, StatIndex
-from ortet.machines.dirfd import STAGE_PREFIX, DirFdCache
+from ortet.machines.dirfd import STAGE_PREFIX, DirFdCache, join_path
 
 IGNORE_FILE = b".ortetignore"
 POINTER_FILE = b".ortet"

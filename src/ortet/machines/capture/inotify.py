@@ -22,7 +22,7 @@ from struct import Struct
 
 from ortet.machines.base import ChangeNotice
 from ortet.machines.capture.frames import DirtyPaths
-from ortet.machines.capture.hardlinks import join_path
+from ortet.machines.dirfd import join_path
 
 _MODIFY, _ATTRIB, _CLOSE_WRITE = 0x2, 0x4, 0x8
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200

@@ -16,7 +16,7 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import TypeVar, cast
 
-from ortet.machines.capture.hardlinks import join_path, walk_index
+from ortet.machines.capture.hardlinks import walk_index
 from ortet.machines.capture.ignore_rules import IGNORE_FILE, IgnoreFilter
 from ortet.machines.capture.stat_index import (
     MAPPED,
@@ -26,6 +26,7 @@ from ortet.machines.capture.stat_index import (
     is_unchanged,
     marks_of,
 )
+from ortet.machines.dirfd import join_path
 
 # Runs many small jobs in two processes. Threads would wait for the interpreter lock.
 

@@ -31,7 +31,7 @@ from ortet.machines.capture.frames import (
     compare_all,
     compare_names,
 )
-from ortet.machines.capture.hardlinks import Inode, MovedDirectories, join_path, linked_inodes_below
+from ortet.machines.capture.hardlinks import Inode, MovedDirectories, linked_inodes_below
 from ortet.machines.capture.ignore_rules import IGNORE_FILE, IgnoreFilter
 from ortet.machines.capture.mmap_writers import tracks_mmap_writes
 from ortet.machines.capture.reader import ReadJob, ReadOutcome, read_file_entry
@@ -47,7 +47,7 @@ from ortet.machines.capture.stat_index import (
     keep_unapplied_metadata,
     marks_of,
 )
-from ortet.machines.dirfd import OPEN_DIR_FLAGS, DirFdCache
+from ortet.machines.dirfd import OPEN_DIR_FLAGS, DirFdCache, join_path
 from ortet.objects.base import ObjectStore
 
 _MAX_OPEN_DIRS = 128  # open directories that still have subdirectories to enter

@@ -20,7 +20,7 @@ from ortet.history.tree.tree import Trees
 from ortet.machines.base import Loss
 from ortet.machines.capture.entry import capture_entry, clamped_mtime, put_xattrs
 from ortet.machines.dirfd import open_directory
-from ortet.machines.live.criu.rpc import image_entries, parse_message
+from ortet.machines.live.criu.protobuf import image_entries, parse_message
 from ortet.machines.overlay.mount_plan import HostOverlay, is_within
 from ortet.machines.restore.write_entry import EntryWriter
 from ortet.machines.restore.write_tree import TreeItem, write_tree

@@ -73,7 +73,7 @@ class PreforkedMachines(Generic[M]):
             with suppress(OrtetError), context.layer_store.prevent_prune():
                 layout, losses = fork_layout()
                 pending = self._start_forks(self.announced_specs, layout, key)
-                pool = ThreadPoolExecutor(1, "ortet-heirs")
+                pool = ThreadPoolExecutor(1, "ortet-early-forks")
                 self._started = _StartedForks(pending, pool.submit(pending.wait_started), losses)
                 pool.shutdown(wait=False)
         finally:

@@ -22,9 +22,8 @@ from msgspec.structs import replace
 from ortet.history.records import TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.machines.base import Loss
-from ortet.machines.capture.hardlinks import join_path
 from ortet.machines.capture.ignore_rules import POINTER_FILE, IgnoreRules
-from ortet.machines.dirfd import STAGE_PREFIX, open_directory
+from ortet.machines.dirfd import STAGE_PREFIX, join_path, open_directory
 from ortet.machines.overlay.context import EngineContext
 from ortet.machines.overlay.layers.store import IGNORED_LAYER_PREFIX, LayerStack
 from ortet.machines.overlay.upper.entry import metacopy_redirect, oversize_loss, read_marks

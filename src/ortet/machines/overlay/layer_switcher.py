@@ -20,7 +20,7 @@ from ortet.machines.overlay.ignored_files import add_ignored_layer
 from ortet.machines.overlay.layers.home import LayerLayout, layer_name
 from ortet.machines.overlay.layers.store import MAX_STACK_DEPTH, LayerStack, count_changes
 from ortet.machines.overlay.restore import count_written_and_removed
-from ortet.machines.restore.plan import make_plan
+from ortet.machines.restore.compare_images import make_plan
 
 _MAX_REWRITTEN_NAMES = 200  # with more differences, other layers are faster than writing files
 _MAX_PRIVATE_STACK_DEPTH = 60  # for a machine with layers that hold ignored files

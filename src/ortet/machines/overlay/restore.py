@@ -11,12 +11,11 @@ from ortet.history.records import Image, TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
 from ortet.machines.base import Report
-from ortet.machines.capture.hardlinks import join_path
 from ortet.machines.capture.ignore_rules import IGNORE_FILE, IgnoreRules
 from ortet.machines.capture.stat_index import StatIndex
-from ortet.machines.dirfd import DirFdCache, open_directory
+from ortet.machines.dirfd import DirFdCache, join_path, open_directory
 from ortet.machines.overlay.layers.store import LayerStore
-from ortet.machines.restore.plan import RestorePlan, make_plan, select_paths
+from ortet.machines.restore.compare_images import RestorePlan, make_plan, select_paths
 from ortet.machines.restore.restore import restore_directory
 from ortet.objects.base import ObjectStore
 from ortet.objects.blobs import get_bytes

@@ -1,9 +1,9 @@
 """Restore of files: make a directory equal to an image, safely against crashes.
 
 Start with `restore.restore_directory`, which changes an existing directory in place, and with
-`checkout.checkout_image`, which writes an image into a new directory. `plan.py` computes what
-differs, `conflict_check.py` verifies that no file changed since the snapshot, `write_tree.py` and
-`write_entry.py` create files, and `steps.py` moves them into place.
+`checkout.checkout_image`, which writes an image into a new directory. `compare_images.py` computes
+what differs, `conflict_check.py` verifies that no file changed since the snapshot, `write_tree.py`
+and `write_entry.py` create files, `step_order.py` orders the steps, and `steps.py` does them.
 
 Invariants:
 

@@ -25,8 +25,9 @@ from ortet.machines.capture.stat_index import (
     marks_of,
     stat_record,
 )
-from ortet.machines.dirfd import DirFdCache
-from ortet.machines.restore.plan import PathChange, join_path
+from ortet.machines.dirfd import DirFdCache, join_path
+from ortet.machines.restore.compare_images import PathChange
+from ortet.machines.restore.step_order import order_removals
 from ortet.machines.restore.steps import changed_error
 from ortet.objects.base import DryRunObjectStore
 
@@ -89,12 +90,8 @@ class ChangeGuard:
     def _check_removal(self, change: PathChange, old: TreeEntry) -> SwapCheck:
         """Check a directory that is removed: all of it, or all but its ignored files."""
         below, kept = self._walk_removed(change.path, old)
-        moves = [PathChange(at, entry, None) for at, entry in reversed(below) if at not in kept]
-        self.removed_count += len(moves) + (not kept)
-        if not self.piecemeal:
-            moves = [move for move in moves if move.path.rpartition(b"/")[0] in kept]
-        if not kept:
-            moves.append(change)
+        self.removed_count += sum(path not in kept for path, _ in below) + (not kept)
+        moves = order_removals(change, below, kept, piecemeal=self.piecemeal)
         return SwapCheck(moves, sorted(kept), bool(kept) and change.new is not None)
 
     def check_directory(self, path: bytes) -> None:

@@ -21,31 +21,27 @@ from ortet.machines.capture.stat_index import StatIndex, stat_record
 from ortet.machines.dirfd import (
     STAGE_PREFIX,
     DirFdCache,
+    join_path,
     open_directory,
     remove_tree,
     translate_os_error,
 )
 from ortet.machines.restore.checkout import clear_acls, hardlink_groups, is_overlay, mount_key
-from ortet.machines.restore.conflict_check import ChangeGuard
-from ortet.machines.restore.plan import (
+from ortet.machines.restore.compare_images import (
     HardlinkGroups,
     ImageFiles,
     PathChange,
     RestorePlan,
-    join_path,
     make_plan,
     select_paths,
 )
+from ortet.machines.restore.conflict_check import ChangeGuard
+from ortet.machines.restore.step_order import needs_metadata, order_steps
 from ortet.machines.restore.steps import (
-    DropStep,
-    KeepStep,
-    PlaceStep,
     RestoreBegin,
     RestoreJournal,
     RestoreLog,
-    RestoreStep,
     apply_steps,
-    metadata_step,
     open_target,
 )
 from ortet.machines.restore.write_entry import EntryWriter
@@ -192,7 +188,17 @@ class _RestoreRun:
                 made = self._write_staged(area, after.groups)
                 failpoint("thaw.staged")
                 self._change_guard.recheck()
-                steps = list(self._steps(plan, made))
+                steps = list(
+                    order_steps(
+                        plan,
+                        self._moves,
+                        made,
+                        dirs=self._dirs,
+                        touched_dirs=self._touched_dirs,
+                        piecemeal=self._change_guard.piecemeal,
+                        is_present=self._change_guard.is_present,
+                    )
+                )
                 self._journal.write_log(RestoreLog(steps, after.root.mtime if inside else None))
                 failpoint("thaw.journaled")
                 apply_steps(self._dirs, area, steps, self._change_guard.observed_stats)
@@ -257,39 +263,6 @@ class _RestoreRun:
         made = write_tree(self._objects, area, items, linked, writer=self._writer)
         return {one.item.path: one for one in made}
 
-    def _steps(self, plan: RestorePlan, written: dict[bytes, WrittenItem]) -> Iterator[RestoreStep]:
-        """Yield the steps, with metadata first.
-
-        Metadata is undone last. So the undo also restores the times that moving names has changed.
-        """
-        dirs = {
-            change.path for change in plan.dirs if self._needs_metadata(change)
-        } | self._touched_dirs
-        if self._change_guard.piecemeal or os.geteuid():  # otherwise they are renamed unchanged
-            dirs |= {path for path, old, _ in self._moves if old is not None and old.is_dir}
-        for path in sorted(dirs):
-            yield metadata_step(self._dirs, path, stat.S_IFDIR)
-        for change in plan.altered:
-            if change.new is not None and self._change_guard.is_present(change.path):
-                yield metadata_step(self._dirs, change.path, change.new.mode)
-        for slot, (path, old, new) in enumerate(self._moves):
-            if old is not None and old.is_dir and self._change_guard.piecemeal:
-                yield DropStep(path)
-            elif old is not None:
-                link = not old.is_dir and new is not None and not new.is_dir and path in written
-                # Without root, an overlay shows each hardlink of a file with another inode number.
-                link = link and not (self._change_guard.piecemeal and os.geteuid())
-                yield KeepStep(path, slot, link)
-            if path in written:
-                now = written[path].stat
-                yield PlaceStep(path, slot, now.st_ino, now.st_size, now.st_mtime_ns)
-
-    def _needs_metadata(self, change: PathChange) -> bool:
-        old, new = change.old, change.new
-        if change.path in self._touched_dirs or old is None or new is None:
-            return True
-        return replace(old, data=new.data, cid=new.cid) != new
-
     def _apply_metadata(self, plan: RestorePlan) -> None:
         """Set the metadata of files that stay, then of directories, the deepest first."""
         for path, _, new in plan.altered:
@@ -302,7 +275,7 @@ class _RestoreRun:
                 target = open_target(self._dirs, path, new.mode)
                 self._writer.apply_metadata(target, new, path=path)
         for change in reversed(plan.dirs):
-            if self._needs_metadata(change) and change.new is not None:
+            if needs_metadata(change, self._touched_dirs) and change.new is not None:
                 target = open_target(self._dirs, change.path, stat.S_IFDIR)
                 self._writer.apply_metadata(target, change.new, path=change.path, fresh=False)
 

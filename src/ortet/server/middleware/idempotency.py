@@ -15,7 +15,7 @@ from threading import Thread
 import msgspec
 
 from ortet._util.codec import decode, encode
-from ortet._util.deadlines import lock_timeout
+from ortet._util.lock_timeout import lock_timeout
 from ortet.backends.base import CatalogRow, RowChange
 from ortet.errors import Conflict, Invalid, OrtetError, Unavailable, Unsettled
 from ortet.hub.hub import Hub

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from ortet._util.deadlines import lock_timeout
+from ortet._util.lock_timeout import lock_timeout
 from ortet.config.open_shared_store import is_shared
 from ortet.errors import Unavailable, Unsupported
 from ortet.hub.hub import Hub

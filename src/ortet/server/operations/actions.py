@@ -11,12 +11,12 @@ from ortet.hub.hub import Hub, hub_of
 from ortet.integrations._shared.actions import ActionDetails, actions_of, answer_approval
 from ortet.journal.state.records import Approval, Effect
 from ortet.server.auth.tokens import Caller
-from ortet.server.operations.memory import Id
 from ortet.server.operations.registry import operation
 from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import (
     CreatedId,
     EventInfo,
+    Id,
     NonEmptyText,
     OperationRequest,
     recorded_event_info,

@@ -11,10 +11,9 @@ import msgspec
 from ortet.journal.environment import Environment, EnvironmentDifference
 from ortet.journal.reports.progress import ProgressLog
 from ortet.journal.state.external_state import BROWSER, Collaboration, RateLimitWindow, ServiceToken
-from ortet.server.operations.memory import Id
 from ortet.server.operations.registry import operation
 from ortet.server.pagination import Page, Paged, paginate
-from ortet.server.schemas import EventInfo, OperationRequest, Ref, recorded_event_info
+from ortet.server.schemas import EventInfo, Id, OperationRequest, Ref, recorded_event_info
 from ortet.sessions.environment import handover as handovers
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session

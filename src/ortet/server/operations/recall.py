@@ -11,7 +11,7 @@ from ortet.hub.hub import Hub, hub_of
 from ortet.journal.state.records import Episode
 from ortet.memory.records import Tier
 from ortet.server.auth.tokens import Caller
-from ortet.server.operations.memory import MemoryScope, Share
+from ortet.server.operations.facts import MemoryScope, Share
 from ortet.server.operations.registry import operation
 from ortet.server.operations.sessions import Agent
 from ortet.server.pagination import Page, Paged, paginate

@@ -33,9 +33,10 @@ TOKEN_SCOPES: tuple[TokenScope, ...] = ("read", "write", "admin")
 
 OPERATION_TAGS = {
     "sessions": "sessions",
-    "journal": "journal",
-    "plan": "plan",
-    "memory": "memory",
+    "conversation": "journal",
+    "events": "journal",
+    "plan_and_context": "plan",
+    "facts": "memory",
     "recall": "recall",
     "actions": "deeds",
     "budget": "money",
@@ -56,6 +57,12 @@ OPERATION_TAGS = {
     "governance": "keeping",
 }
 """Tag of each module of operations in the OpenAPI document. Clients know these tags."""
+
+TAG_DESCRIPTIONS = {
+    "journal": "The journal of a session: events, messages, thoughts, notes, questions, records and"
+    " comments.",
+}
+"""Texts of tags that several modules share. Other tags have the docstring of their module."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -13,7 +13,7 @@ from ortet.history.commits import CommitInfo
 from ortet.journal.conversation.context import ModelContext
 from ortet.journal.reports.briefing import Briefing
 from ortet.server.auth.tokens import Caller
-from ortet.server.operations.journal import Say, as_message
+from ortet.server.operations.conversation import Say, as_message
 from ortet.server.operations.registry import operation
 from ortet.server.operations.sessions import Agent, Name
 from ortet.server.schemas import (

@@ -8,7 +8,12 @@ import struct
 from pathlib import Path
 
 from ortet.machines.live.criu.external_connections import close_external_connections
-from ortet.machines.live.criu.rpc import encode_fields, image_entries, iter_fields, parse_message
+from ortet.machines.live.criu.protobuf import (
+    encode_fields,
+    image_entries,
+    iter_fields,
+    parse_message,
+)
 from ortet.machines.services import ExternalConnection, closed_connection_losses
 
 _ESTABLISHED, _CLOSE_WAIT, _CLOSED, _LISTENS = 1, 8, 7, 10

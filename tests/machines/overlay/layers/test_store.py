@@ -27,7 +27,7 @@ from ortet.machines.overlay.layers.store import (
 )
 from ortet.machines.overlay.supervisor_client import Zygote
 from ortet.machines.restore.checkout import checkout_image
-from ortet.machines.restore.plan import ImageFiles
+from ortet.machines.restore.compare_images import ImageFiles
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 CRIU runs as a separate process (`criu swrk`) and is controlled by its RPC protocol.
 
 Start with `dump.py` (`CriuDumper`) and `rpc.py` (`CriuWorker`, one dump or restore). `preflight.py`
-finds processes that CRIU cannot dump, before anything is stopped. `errors.py` turns CRIU's log into
+finds processes that CRIU cannot dump, before anything is stopped. `options.py` has all options of
+dumps and restores, and `protobuf.py` their encoding. `errors.py` turns CRIU's log into
 errors. `worker_pool.py` keeps CRIU processes ready for the next restore.
 
 The other modules correct what CRIU does not handle: `connections.py` and `external_connections.py`

@@ -14,7 +14,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from ortet.machines.live.criu.rpc import image_entries, parse_message
+from ortet.machines.live.criu.protobuf import image_entries, parse_message
 from ortet.machines.live.open_files import FILES_IMAGE
 
 _SOCKET = 4  # field of an open file: its description as an inet socket

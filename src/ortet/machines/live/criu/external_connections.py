@@ -14,7 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ortet.machines.live.criu.rpc import encode_fields, image_entries, iter_fields, parse_message
+from ortet.machines.live.criu.protobuf import (
+    encode_fields,
+    image_entries,
+    iter_fields,
+    parse_message,
+)
 from ortet.machines.live.open_files import FILES_IMAGE
 from ortet.machines.services import ExternalConnection
 from ortet.machines.standalone.loopback import OUTBOUND_ADDRESS

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ortet.errors import Conflict
-from ortet.machines.live.criu.rpc import image_entries, parse_message
+from ortet.machines.live.criu.protobuf import image_entries, parse_message
 
 # Makes a stopped process execute one system call, with ptrace(2).
 

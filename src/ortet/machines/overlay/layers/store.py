@@ -26,11 +26,10 @@ from ortet.history.records import Image, TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
 from ortet.machines.base import Loss
-from ortet.machines.capture.hardlinks import join_path
-from ortet.machines.dirfd import DirFdCache, open_directory, remove_tree
+from ortet.machines.dirfd import DirFdCache, join_path, open_directory, remove_tree
 from ortet.machines.overlay.upper.scanner import UpperScanner
 from ortet.machines.restore.checkout import checkout_image, hardlink_groups
-from ortet.machines.restore.plan import ImageFiles
+from ortet.machines.restore.compare_images import ImageFiles
 from ortet.machines.restore.write_entry import EntryWriter, OpenTarget
 from ortet.machines.restore.write_tree import TreeItem, write_tree
 from ortet.machines.standalone.syscalls import is_privileged

@@ -15,8 +15,8 @@ from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
 from ortet.machines.base import Loss
 from ortet.machines.capture.entry import capture_with_stat, clamped_mtime, open_noatime, put_xattrs
-from ortet.machines.capture.hardlinks import join_path
 from ortet.machines.capture.ignore_rules import IGNORE_FILE, IgnoreRules
+from ortet.machines.dirfd import join_path
 from ortet.machines.overlay.upper.uppernode import UpperDirectory, is_whiteout
 from ortet.objects.base import ObjectStore
 

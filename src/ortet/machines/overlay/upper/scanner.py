@@ -28,9 +28,9 @@ from ortet.machines.capture.entry import (
     put_xattrs,
     unreadable_loss,
 )
-from ortet.machines.capture.hardlinks import join_path
 from ortet.machines.capture.ignore_rules import IGNORE_FILE, IgnoreRules
 from ortet.machines.capture.stat_index import NEVER_RACY
+from ortet.machines.dirfd import join_path
 from ortet.machines.overlay.upper.entry import (
     DifferenceRules,
     UpperEntryReader,

@@ -8,8 +8,8 @@ from ortet.history.records import TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
 from ortet.machines.capture.entry import Unreadable
-from ortet.machines.capture.hardlinks import join_path
 from ortet.machines.capture.stat_index import NEVER_RACY
+from ortet.machines.dirfd import join_path
 from ortet.machines.overlay.upper.entry import DifferenceRules, UpperEntryReader
 from ortet.machines.overlay.upper.fd_cache import FdCache
 from ortet.machines.overlay.upper.inotify import UpperWatch

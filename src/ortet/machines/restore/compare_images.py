@@ -1,4 +1,4 @@
-"""Computes the changes on disk between two images. It reads trees only."""
+"""Compares two images, and returns the paths that a restore has to change. Only trees are read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ortet.history.records import TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
 from ortet.machines.capture.ignore_rules import IGNORE_FILE
-from ortet.machines.dirfd import check_name
+from ortet.machines.dirfd import check_name, join_path
 
 HardlinkGroups = list[list[bytes]]
 """For each file with several names, the list of its paths."""
@@ -109,10 +109,6 @@ def select_paths(
                 changes |= _missing(trees, current.root, target.root, path)
     root = trees.patch_paths(current.root, changes)
     return ImageFiles(root, _select_groups(trees, current, target, wanted))
-
-
-def join_path(directory: bytes, name: bytes) -> bytes:
-    return directory + b"/" + name if directory else name
 
 
 def _same_file(old: TreeEntry, new: TreeEntry) -> bool:

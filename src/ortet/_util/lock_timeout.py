@@ -27,7 +27,7 @@ class LockTimeout:
         self.seconds = 0.0
 
 
-_CURRENT_TIMEOUT: ContextVar[LockTimeout | None] = ContextVar("ortet-patience", default=None)
+_CURRENT_TIMEOUT: ContextVar[LockTimeout | None] = ContextVar("ortet-lock-timeout", default=None)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
 from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import (
+    Id,
     NonEmptyText,
     Number,
     OperationRequest,
@@ -25,7 +26,6 @@ from ortet.sessions.memory.report import MemoryDiff, markdown
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
-Id = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 MemoryScope = Annotated[
     str,
     msgspec.Meta(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ortet.errors import Corrupt, Invalid, NotFound
-from ortet.machines.restore.plan import ImageFiles, RestorePlan, make_plan
+from ortet.machines.restore.compare_images import ImageFiles, RestorePlan, make_plan
 
 Eye = Callable[[Path], Any]
 Torture = Callable[[Path], None]
