@@ -115,7 +115,7 @@ def risk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Eve
 
 
 @pytest.fixture
-def session(hub: Hub, risk: EventKind) -> Iterator[Session]:
+def session_with_risk(hub: Hub, risk: EventKind) -> Iterator[Session]:
     del risk
     with hub.session("s", goal="ship it") as session:
         yield session
