@@ -115,6 +115,20 @@ def test_listeners_leave_nothing_behind(directory: Path) -> None:
     signal.close()
 
 
+def test_a_closed_signal_makes_no_new_socket(directory: Path) -> None:
+    signal = HostSignal(directory, os.urandom)
+    token = signal.token("news")
+    signal.close()
+    for call in (
+        lambda: signal.token("news"),
+        lambda: signal.wait("news", token, 0),
+        lambda: signal.wait_any(token, 0),
+    ):
+        with pytest.raises(Invalid, match="closed"):
+            call()
+    assert list(directory.iterdir()) == []
+
+
 def test_socket_of_a_killed_listener_is_removed(directory: Path) -> None:
     command = [sys.executable, "-c", LISTENER, str(directory)]
     with forked.Popen(

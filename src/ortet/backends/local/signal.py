@@ -123,6 +123,7 @@ class HostSignal(Signal):
         self._reading = False
         self._wakeup_fds: set[int] = set()  # pipes that wake the threads sleeping on the socket
         self._listener: SignalSocket | None = None
+        self._closed = False
 
     def notify(self, topic: str) -> None:
         data = check_name(topic).encode()
@@ -192,11 +193,14 @@ class HostSignal(Signal):
 
     def close(self) -> None:
         with self._changed:
+            self._closed = True
             if self._listener is not None:
                 self._listener.close()
                 self._listener = None
 
     def _ensure_listener(self) -> SignalSocket:
+        if self._closed:  # another thread may still wait; a new socket would never be closed
+            raise Invalid("closed", "the signal was closed: open the store again")
         if self._listener is None or self._listener.pid != os.getpid():
             if self._listener is not None:
                 self._listener.close_inherited()  # its file name belongs to the parent, or is gone
