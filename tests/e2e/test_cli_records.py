@@ -163,7 +163,7 @@ class TestSecret:
         assert [(one["name"], one["state"]) for one in told["secrets"]] == [("B", "missing")]
         assert [deed["name"] for deed in told["deeds"]] == ["publish"]
         out = ortet("restore", oid, cwd=here).out
-        assert "1 deed done since stays done: publish" in out
+        assert "1 effect done since stays done: publish" in out
         assert "secret B is missing" in out
         wrong = ortet("--json", *put, "x", cwd=here, stdin=b"value-of-a-1", code=2).error
         assert wrong["kind"] == "bad_time"

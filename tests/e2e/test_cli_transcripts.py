@@ -47,7 +47,7 @@ def test_import_takes_the_newest_transcript_of_the_current_directory(
     assert ortet.json("session", "ls", cwd=place) == []
     done = ortet("import", "--from", "claude-code", cwd=place)
     assert done.out.startswith(f"{NAME}: 15 of 15 lines taken in\n")
-    assert "11 messages, 1 thought, 3 deeds, 1 file" in done.out
+    assert "11 messages, 1 thought, 3 effects, 1 file" in done.out
     assert "1 older transcript of this directory" in done.out
     again = ortet.json("import", "--from", "claude-code", cwd=place)
     assert [one["added"] for one in again["sessions"]] == [0]

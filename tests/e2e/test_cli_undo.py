@@ -80,9 +80,9 @@ def test_undo_reverts_the_session_state_but_not_effects(ortet: Ortet, proj: Path
         (proj / "a.txt").write_text("two\n")
         s.commit("two")
     shown = ortet("undo", "--dry-run", cwd=proj).out
-    assert "1 deed done since stays done: send_mail" in shown
+    assert "1 effect done since stays done: send_mail" in shown
     done = ortet("undo", cwd=proj).out
-    assert "1 deed done since stays done: send_mail" in done
+    assert "1 effect done since stays done: send_mail" in done
     assert "the mind goes back by " in done
     assert text(proj) == "one\n"
     said = [event["data"] for event in ortet.json("journal", "fix", "--kind", "message", cwd=proj)]

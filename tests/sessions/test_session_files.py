@@ -67,7 +67,7 @@ class TestMindOnly:
             s.act(lambda: "sent", name="send_mail", key="mail-1", replay="once")
             report = s.restore(first.oid)
             assert [deed.name for deed in report.deeds] == ["send_mail"]
-            assert "1 deeds happened later and stay done: send_mail" in str(report)
+            assert "1 effect happened later and stays done: send_mail" in str(report)
             assert s.act(lambda: "twice", name="send_mail", key="mail-1", replay="once") == "sent"
 
     def test_land_of_a_session_without_a_directory_is_refused(self, hub: Hub) -> None:

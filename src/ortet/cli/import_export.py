@@ -102,7 +102,7 @@ def _lines(found: Sequence[ImportResult], *, dry_run: bool) -> Iterator[str]:
         told = [
             render.plural(count, noun)
             for count, noun in (
-                *((one.messages, "message"), (one.thoughts, "thought"), (one.deeds, "deed")),
+                *((one.messages, "message"), (one.thoughts, "thought"), (one.deeds, "effect")),
                 (len(one.files), "file"),
             )
             if count

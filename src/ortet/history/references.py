@@ -32,10 +32,6 @@ from ortet.objects.base import Kind, ObjectRef, ObjectStore, ReferenceParser
 from ortet.objects.blobs import BLOCK_FANOUT
 from ortet.objects.source import kind_of
 
-# Walks all objects below some roots, children first.
-#
-# It is a module of its own because both kinds of transfer use it, and it knows no records.
-
 ChildrenOf = Callable[[ObjectRef], Iterable[ObjectRef]]
 
 

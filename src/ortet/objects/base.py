@@ -106,11 +106,6 @@ class ObjectStore(ABC):
             yield oid, self.get(oid)
 
 
-# An in-memory object store for dry runs.
-#
-# It is a module of its own because only checks before a restore load it.
-
-
 class DryRunObjectStore(ObjectStore):
     """Reads from `base` and writes nothing to it. New objects stay in memory.
 

@@ -35,7 +35,7 @@ class Blocks(StoredRecord, frozen=True):
 
 
 class ContentRef(Protocol):
-    """The fields of a tree Entry that locate the bytes of a file."""
+    """The fields of a TreeEntry that locate the bytes of a file."""
 
     @property
     def data(self) -> bytes: ...

@@ -25,8 +25,8 @@ class MoveOutcome(msgspec.Struct, frozen=True):
     preview. `head`: the newest commit of the session afterwards. `was`: the commit with the state
     before. `kept`: uncommitted changes are committed first. `files`: the changes of files, in a
     preview. `forgotten`: the number of events that the session's state no longer includes. `lost`:
-    parts that cannot be restored. `ends`: running programs that end. `deeds`: actions since then,
-    whose effects stay. `collaborations`: their results that others see. `secrets`: secrets of that
+    parts that cannot be restored. `ends`: running programs that end. `deeds`: effects since then,
+    which stay done. `collaborations`: their results that others see. `secrets`: secrets of that
     state that are not available now. `environment`: differences from the environment of that state.
     `steps`: the moves that an undo takes back. `looked`: false if the machine was not opened, or
     belongs to another process; its newest commit is then used instead.

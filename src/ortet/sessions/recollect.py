@@ -84,9 +84,13 @@ def unsettled_of(view: SessionContext) -> list[Effect]:
 
     Pure actions are not included: they have no effect but their result.
     """
-    deeds = effect_rows(view.store.catalog, view.row.family)
+    known_rows = effect_rows(view.store.catalog, view.row.family)
     here = {effect.id for effect in view.state.effects}
-    mine = (deed.effect for deed in deeds if deed.session == view.id or deed.effect.id in here)
+    mine = (
+        effect_row.effect
+        for effect_row in known_rows
+        if effect_row.session == view.id or effect_row.effect.id in here
+    )
     return [
         effect for effect in mine if effect.state in _UNSETTLED_STATES and effect.replay != "pure"
     ]

@@ -17,8 +17,6 @@ from ortet.journal.event_log import TimelineSpan
 from ortet.journal.events import header_time
 
 # Paths of timelines from the root to their ends, computed for many at once.
-#
-# It is a module of its own so that queries over all sessions need few catalog calls.
 
 _PAGE = 1000
 
@@ -90,7 +88,7 @@ SCRATCH_FILES = "room"
 """Value of `files` of a session without a directory whose machine has been used."""
 
 PENDING_APPROVALS = "approval-asks"
-"""Row kind by session id: a human may be asked for approval there; see actions/asking.py."""
+"""Row kind by session id: a human may be asked for approval there; see actions/approvals.py."""
 
 _AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*(?:/[A-Za-z0-9][A-Za-z0-9._@+-]*)*\Z")
@@ -355,8 +353,6 @@ def _encode_row(row: SessionRow) -> bytes:
 
 
 # Last activity of sessions, computed for many at once from catalog rows.
-#
-# It is a module of its own so that listings need not load sessions.
 
 _SINGLE_LOOKUP_LIMIT = 200
 """Number of branches up to which each is looked up singly. For more, all heads are read."""

@@ -28,7 +28,7 @@ def pin_commit(
     this host blocks sweeps during a write, so nothing is done there either.
 
     Args:
-        hub: The open store.
+        store: The open store.
         commit: The commit to protect.
         reachable_from: A head that no other process moves meanwhile. Its ancestors are safe.
         branch: A branch whose reflog may hold the commit.

@@ -40,23 +40,29 @@ class RestoreResult(msgspec.Struct, frozen=True):
     secrets: list[UnavailableSecret] = []
 
     def __str__(self) -> str:
-        told = f"at {self.to[:12]}"
+        text = f"at {self.to[:12]}"
         if self.files.started:
-            told += f"; running: {', '.join(self.files.started)}"
+            text += f"; running: {', '.join(self.files.started)}"
         for loss in self.files.losses:
-            told += f"; not back: {loss.path or loss.what} ({loss.why})"
+            text += f"; not back: {loss.path or loss.what} ({loss.why})"
         if self.deeds:
-            names = ", ".join(sorted({deed.name for deed in self.deeds}))
-            told += f"; {len(self.deeds)} deeds happened later and stay done: {names}"
+            count = len(self.deeds)
+            names = ", ".join(sorted({effect.name for effect in self.deeds}))
+            happened = (
+                "1 effect happened later and stays"
+                if count == 1
+                else (f"{count} effects happened later and stay")
+            )
+            text += f"; {happened} done: {names}"
         if self.collaborations:
-            told += f"; others still see {'; '.join(map(_shown, self.collaborations))}"
+            text += f"; others still see {'; '.join(map(_shown, self.collaborations))}"
         if self.secrets:
-            told += f"; {'; '.join(map(str, self.secrets))}"
+            text += f"; {'; '.join(map(str, self.secrets))}"
         if self.environment:
             more = len(self.environment) - _SHOWN_DIFFERENCES
-            told += f"; around it: {'; '.join(map(str, self.environment[:_SHOWN_DIFFERENCES]))}"
-            told += f" and {more} more" if more > 0 else ""
-        return told
+            text += f"; around it: {'; '.join(map(str, self.environment[:_SHOWN_DIFFERENCES]))}"
+            text += f" and {more} more" if more > 0 else ""
+        return text
 
 
 class UnavailableSecret(msgspec.Struct, frozen=True):
@@ -92,8 +98,8 @@ def check_parts(only: Collection[str] | None) -> frozenset[str]:
     given: Collection[str] = (
         [only] if isinstance(only, str) else ALL_PARTS if only is None else only
     )
-    named = isinstance(given, Collection) and all(isinstance(part, str) for part in given)
-    chosen = frozenset(given) if named else frozenset()
-    if not chosen or not chosen <= ALL_PARTS:
+    are_names = isinstance(given, Collection) and all(isinstance(part, str) for part in given)
+    parts = frozenset(given) if are_names else frozenset()
+    if not parts or not parts <= ALL_PARTS:
         raise Invalid("bad_parts", f"only={only!r}: give some of 'files', 'mind', 'processes'")
-    return chosen
+    return parts

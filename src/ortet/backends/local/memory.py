@@ -1,6 +1,7 @@
-"""The Bucket in a dictionary, for tests and for stores that end with the process.
+"""A bucket and two caches in memory.
 
-A module of its own, so that tests can use a bucket without a file system.
+The bucket is for tests and for stores that end with the process. One cache forgets the values that
+were not used for the longest time, the other one is always empty.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ from ortet.backends.errors import key_exists, no_key
 from ortet.backends.keys import check_key, check_name, check_prefix, check_range
 from ortet.errors import Invalid
 from ortet.ids import Clock
-
-# Caches inside one process: an LRU cache, and one that is always empty.
 
 DEFAULT_MAX_BYTES = 64 << 20
 _ENTRY_OVERHEAD_BYTES = 250

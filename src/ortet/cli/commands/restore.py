@@ -94,7 +94,7 @@ def _parts(only: str | None) -> list[str] | None:
 def _print_restored(  # noqa: PLR0917 - in the order one says it
     call: CliCall, workspace: Workspace, verb_: str, report: Report, started: float, target: Oid
 ) -> None:
-    deeds, secrets = workspace.files.branch.participant.unrestorable_since(target)
+    effects, secrets = workspace.files.branch.participant.unrestorable_since(target)
     head = workspace.head
     oid = head.oid if head else ""
     data = {
@@ -102,16 +102,16 @@ def _print_restored(  # noqa: PLR0917 - in the order one says it
         "oid": oid,
         "state": head.state if head else None,
         **output.fields(report),
-        "deeds": [output.fields(deed) for deed in deeds],
+        "deeds": [output.fields(effect) for effect in effects],
         "secrets": [output.fields(one) for one in secrets],
     }
     tag = call.output.paint(f"[{workspace.name} {output.short_id(oid)}]", fg="yellow")
     took = output.format_duration(time.perf_counter() - started)
     lines = [f"{tag} {verb_}: {output.report_text(report)}  ({took})"]
-    if deeds:
-        names = ", ".join(sorted({output.safe(deed.name) for deed in deeds}))
-        stay = "stays" if len(deeds) == 1 else "stay"
-        lines.append(f"{output.plural(len(deeds), 'deed')} done since {stay} done: {names}")
+    if effects:
+        names = ", ".join(sorted({output.safe(effect.name) for effect in effects}))
+        stay = "stays" if len(effects) == 1 else "stay"
+        lines.append(f"{output.plural(len(effects), 'effect')} done since {stay} done: {names}")
     lines += [output.safe(str(one)) for one in secrets]
     call.output.emit(data, lines)
     call.output.print_losses(report.losses)

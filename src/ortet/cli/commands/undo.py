@@ -179,11 +179,11 @@ def _lines(call: CliCall, direction: str, undone: UndoResult, *, dry_run: bool) 
     if undone.kept and undone.steps[0].detail != UNCOMMITTED_MESSAGE:
         where = "would be kept in a commit" if dry_run else f"is in {output.short_id(undone.was)}"
         yield f"what was not committed {where}"
-    deeds = undone.restored.deeds
-    if deeds:
-        names = ", ".join(sorted({output.safe(deed.name) for deed in deeds}))
-        stay = "stays" if len(deeds) == 1 else "stay"
-        yield f"{output.plural(len(deeds), 'deed')} done since {stay} done: {names}"
+    effects = undone.restored.deeds
+    if effects:
+        names = ", ".join(sorted({output.safe(effect.name) for effect in effects}))
+        stay = "stays" if len(effects) == 1 else "stay"
+        yield f"{output.plural(len(effects), 'effect')} done since {stay} done: {names}"
     yield from (output.safe(str(one)) for one in undone.restored.secrets)
     if not dry_run and direction == "undo":
         yield "`ortet redo` goes forth again"

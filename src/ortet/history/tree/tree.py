@@ -325,8 +325,6 @@ def _pair(
 
 
 # Maps from keys to small values, stored as tree pages. A change rewrites a page, not the map.
-#
-# It is a module of its own because the journal uses it without any directory.
 
 _CACHE_BYTES = 8 << 20
 

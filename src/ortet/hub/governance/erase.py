@@ -198,9 +198,9 @@ def _wipe(store: StoreContext, pending: PendingErasure) -> None:
     for family, id_ in pending.effects:
         row = store.catalog.row(f"deed/{family}", id_)
         if row is not None:
-            deed = decode(EffectRow, row.value)
-            effect = msgspec.structs.replace(deed.effect, why="", command="")
-            bare = msgspec.structs.replace(deed, effect=effect, outcome=None, error="")
+            effect_row = decode(EffectRow, row.value)
+            effect = msgspec.structs.replace(effect_row.effect, why="", command="")
+            bare = msgspec.structs.replace(effect_row, effect=effect, outcome=None, error="")
             store.catalog.put_row(f"deed/{family}", id_, encode(bare))
     for session, key in pending.letters:
         drop(store.catalog, session, key)

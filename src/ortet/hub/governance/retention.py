@@ -80,13 +80,13 @@ def policies(store: StoreContext) -> dict[str, RetentionPolicy]:
 
 def retain(sessions: SessionManager, *, dry_run: bool) -> RetainReport:
     """Apply all policies; see `Governance.retain`."""
-    deeds: list[RetentionAction] = []
+    actions: list[RetentionAction] = []
     for row in sessions.all():
-        deeds += _apply_policy(sessions, row, dry_run=dry_run)
+        actions += _apply_policy(sessions, row, dry_run=dry_run)
         failpoint("retain.session")
-    if not dry_run and any(deed.what != "keep" for deed in deeds):
+    if not dry_run and any(action.what != "keep" for action in actions):
         sessions.store.catalog.reclaim()
-    return RetainReport(dry_run, deeds)
+    return RetainReport(dry_run, actions)
 
 
 def _apply_policy(
@@ -112,34 +112,34 @@ def _erase_archive_trim(
     store, now = sessions.store, sessions.store.clock.now_ns()
     policy = policy_of(store, row.agent)
     events = list(sessions.services.load(row).line.events())
-    deeds: list[RetentionAction] = []
+    actions: list[RetentionAction] = []
     old = _expired_seqs(events, policy.keep_messages, now)
     if old and isinstance(store.catalog, EpochFencedCatalog):
         why = f"said more than {policy.keep_messages:g} days ago, and hosts share the store: "
-        deeds.append(
+        actions.append(
             RetentionAction("keep", row.id, row.name, why + "nothing is erased there", len(old))
         )
     elif old:
         why = f"said more than {policy.keep_messages:g} days ago"
-        deeds.append(RetentionAction("erase", row.id, row.name, why, len(old)))
+        actions.append(RetentionAction("erase", row.id, row.name, why, len(old)))
         if not dry_run:
             erase(sessions, row.id, old, None)
     idle = now - events[-1].time if events else 0
     late = policy.archive_after is not None and idle > policy.archive_after * _DAY_NS
     if late and row.status != ARCHIVED:
         why = f"idle for more than {policy.archive_after:g} days"
-        deeds.append(RetentionAction("archive", row.id, row.name, why, len(events)))
+        actions.append(RetentionAction("archive", row.id, row.name, why, len(events)))
         if not dry_run:
             archive(sessions, row.id, why)
-            return deeds
+            return actions
     base = sessions.services.load(row).line.base.seq
     rows = store.catalog.events(row.timeline, limit=base) if base and not late else []
     behind = [one for one in rows if one.seq <= base][: None if base < events[-1].seq else -1]
     if behind:
-        deeds.append(RetentionAction("trim", row.id, row.name, "kept in commits", len(behind)))
+        actions.append(RetentionAction("trim", row.id, row.name, "kept in commits", len(behind)))
         if not dry_run:
             trim_rows(sessions, row)
-    return deeds
+    return actions
 
 
 def _expired_seqs(events: list[Event], days: float | None, now: int) -> list[int]:

@@ -60,8 +60,6 @@ from ortet.sessions.writing.lease_handover import (
 )
 
 # Maps conversation ids of another program to session names.
-#
-# This is a module of its own because all adapters must build session names by the same rule.
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,59}")
 _HASHED_ID = re.compile(r".*\+[0-9a-f]{32}")

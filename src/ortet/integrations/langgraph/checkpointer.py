@@ -53,10 +53,6 @@ from ortet.integrations.langgraph.values.parts import PartNotLoaded
 from ortet.integrations.langgraph.write import copy_events, is_thread_event, values_of
 from ortet.sessions.session import Session
 
-# Parses LangGraph configurations: thread, namespace and checkpoint.
-#
-# This is a module of its own because reading and writing both parse configurations.
-
 
 def parse_config(config: RunnableConfig) -> tuple[str, str, str | None]:
     """Return thread id, namespace and checkpoint id."""

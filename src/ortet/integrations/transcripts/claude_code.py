@@ -27,8 +27,6 @@ from ortet.sessions.actions.model_calls import amounts_of
 from ortet.sessions.writing.bulk_import import PastSpend
 
 # Recognises user messages of Claude Code that are not prompts.
-#
-# This is a module of its own to keep the list of built-in commands apart from the translation.
 
 _INTERRUPTED = re.compile(r"\[Request interrupted by user[^\]]*\]")
 _OUTPUT = ("<local-command-stdout>", "<local-command-stderr>", "<local-command-caveat>")

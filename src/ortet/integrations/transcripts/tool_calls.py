@@ -13,8 +13,6 @@ from ortet.journal.conversation.text import text_of
 from ortet.journal.events import Draft
 
 # Record kinds and valid amounts, common to the transcripts of all tools.
-#
-# This is a module of its own because the readers of all tools share it.
 
 _WORD = re.compile(r"[a-z0-9_-]{1,60}\Z")
 _MAX_NAME_LENGTH = 100

@@ -170,9 +170,9 @@ def check_checkpoint(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
     for place, effect in effects:
         path = f"$.resume_point.{place}"
         if not effect.id or effect.id in seen_ids:
-            raise _bad(f"{path}.id", "each deed has an id of its own")
+            raise _bad(f"{path}.id", "each effect has an id of its own")
         if effect.key and (scoped_key := f"{effect.scope}/{effect.key}") in seen_ids:
-            raise _bad(f"{path}.key", "each deed has a key of its own")
+            raise _bad(f"{path}.key", "each effect has a key of its own")
         seen_ids |= {effect.id, scoped_key} if effect.key else {effect.id}
     for number, approval in enumerate(checkpoint.approvals):
         path = f"$.approvals[{number}]"

@@ -24,9 +24,6 @@ from ortet.ids import Oid
 from ortet.machines.base import Loss
 
 # Measures the granularity of ctime: the margin within which a file counts as racy.
-#
-# This is a module of its own because it tests the file system, while all other modules only use the
-# result.
 
 TICK_NS = 20_000_000
 """The coarse clock of a kernel ticks every 1 to 10 ms; twice the longest tick is safe."""

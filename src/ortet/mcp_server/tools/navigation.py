@@ -56,8 +56,8 @@ Parts = Annotated[
 class RestoreToolResult(ToolResult, frozen=True):
     """Where a restore leads. Until `done`, nothing was touched: `changes` are what it would do to
     the present files, and `confirm` is what to give to have it done. What is not committed is
-    committed first. `deeds` were done since and stay done; `forgotten` counts the events, such as
-    messages, that the mind will not know of; `lost` cannot be brought back."""
+    committed first. `deeds` are the effects since then, which stay done; `forgotten` counts the
+    events, such as messages, that the mind will not know of; `lost` cannot be brought back."""
 
     done: bool
     to: CommitItem
@@ -73,8 +73,8 @@ class RestoreToolResult(ToolResult, frozen=True):
     confirm: str
 
     def __str__(self) -> str:
-        done = output.plural(len(self.deeds), "deed")
-        deeds = f"not undone, {done} since then:" if self.deeds else ""
+        done = output.plural(len(self.deeds), "effect")
+        effects = f"not undone, {done} since then:" if self.deeds else ""
         left = output.plural(self.forgotten, "event")
         before = [
             f"would go to {self.to}",
@@ -85,7 +85,7 @@ class RestoreToolResult(ToolResult, frozen=True):
         after = [f"at {self.to}: {self.written} written, {self.removed} removed"]
         told = [
             *(f"not back: {loss}" for loss in self.lost),
-            deeds,
+            effects,
             *limit_lines(self.deeds),
             *map(output.safe, self.notes),
         ]
@@ -185,7 +185,7 @@ def _undo_or_redo(
             written=back.files.written,
             removed=back.files.removed,
             lost=losses_of(back.files.losses),
-            deeds=[effect_of(deed) for deed in back.deeds],
+            deeds=[effect_of(effect) for effect in back.deeds],
             notes=[*_step_notes(verb, found.steps), *map(str, back.secrets)],
             confirm="",
         )
@@ -228,7 +228,7 @@ def _restore_if_confirmed(
             written=done.files.written,
             removed=done.files.removed,
             lost=losses_of(done.files.losses),
-            deeds=[effect_of(deed) for deed in done.deeds],
+            deeds=[effect_of(effect) for effect in done.deeds],
             notes=[*map(str, done.secrets), *map(str, done.environment)],
             confirm="",
         )
@@ -246,7 +246,7 @@ def _preview(context: McpContext, preview: RestorePreview, verb: str = "") -> Re
         written=0,
         removed=0,
         lost=losses_of(preview.lost),
-        deeds=[effect_of(deed) for deed in preview.deeds],
+        deeds=[effect_of(effect) for effect in preview.deeds],
         notes=[*_step_notes(verb, preview.steps), *map(str, preview.secrets)],
         confirm=preview.to,
     )

@@ -21,8 +21,6 @@ from ortet.errors import Corrupt, Unsupported
 from ortet.memory.embedders.base import require_package
 
 # Read model weights from a safetensors file with mmap.
-#
-# This is a module of its own because `minilm` and `wordllama` share it.
 
 _TYPES = {"F16": np.float16, "F32": np.float32, "I64": np.int64}
 

@@ -32,7 +32,7 @@ State = Literal["begun", "done", "failed", "unsettled"]
 Label = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 Key = Annotated[
     str,
-    msgspec.Meta(max_length=1000, description="One for each deed: under it, it is done once."),
+    msgspec.Meta(max_length=1000, description="One for each effect, which is done once under it."),
 ]
 
 

@@ -109,7 +109,8 @@ def check_action(chosen: Action) -> Action:
     _check(chosen.replay, chosen.scope)
     if chosen.replay == "idempotent" and not chosen.key:
         raise Invalid(
-            "no_key", f"action {chosen.name!r} is idempotent by its key: give key='…', one per deed"
+            "no_key",
+            f"action {chosen.name!r} is idempotent by its key: give key='…', one per effect",
         )
     return chosen
 
@@ -192,7 +193,7 @@ def unsettled(effect: dict[str, Any]) -> Unsettled:
 def in_flight(key: str, session: str) -> Conflict:
     return Conflict(
         "in_flight",
-        f"the deed {key!r} is being done by session {session}: wait for it, then repeat the call",
+        f"the effect {key!r} is being done by session {session}: wait for it, then repeat the call",
         key=key,
         session=session,
     )

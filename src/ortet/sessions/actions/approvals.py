@@ -220,7 +220,7 @@ def is_used(error: Conflict) -> bool:
 def used_up(name: str) -> Conflict:
     return Conflict(
         "approval_used",
-        f"the approval for {name!r} was just used by another deed: repeat the call to ask again",
+        f"the approval for {name!r} was just used by another effect: repeat the call to ask again",
     )
 
 

@@ -74,18 +74,24 @@ def effect_rows(catalog: Catalog, family: str) -> list[EffectRow]:
 
 def effects_since(catalog: Catalog, row: SessionRow, seq: int) -> list[Effect]:
     """Return the effects of a session after event `seq`, on any timeline, except failed ones."""
-    mine = (deed for deed in effect_rows(catalog, row.family) if deed.session == row.id)
+    mine = (
+        effect_row
+        for effect_row in effect_rows(catalog, row.family)
+        if effect_row.session == row.id
+    )
     return [
-        deed.effect for deed in mine if deed.effect.state != _FAILED and deed.effect.begun > seq
+        effect_row.effect
+        for effect_row in mine
+        if effect_row.effect.state != _FAILED and effect_row.effect.begun > seq
     ]
 
 
 def carried_effect_rows(row: SessionRow, effects: Sequence[EffectRow]) -> list[RowChange]:
     """Return the rows of effects that were done or begun in another store, for a new family."""
     found: list[RowChange] = []
-    for deed in effects:
-        effect = deed.effect
-        kept = msgspec.structs.replace(deed, session=row.id)
+    for effect_row in effects:
+        effect = effect_row.effect
+        kept = msgspec.structs.replace(effect_row, session=row.id)
         found.append(RowChange(f"deed/{row.family}", effect.id, encode(kept), expect=0))
         if effect.key:
             key = key_of(row, effect.scope, effect.key)
@@ -141,16 +147,16 @@ class EffectLog:
             recall: turns recorded plain data into a result.
         """
         action = describe(function, args, kwargs, name=name, replay=replay, key=key, scope=scope)
-        deed = self._intend(action, args, kwargs, why=why, approve=approve)
-        if deed.effect.state == _DONE:
-            return recall(outcome_of(deed.effect.name, deed.outcome))
+        effect_row = self._intend(action, args, kwargs, why=why, approve=approve)
+        if effect_row.effect.state == _DONE:
+            return recall(outcome_of(effect_row.effect.name, effect_row.outcome))
         try:
             value = function(*args, **kwargs)
         except BaseException as error:
-            self._end(deed, _FAILED, error=error_text(error), code=getattr(error, "kind", ""))
+            self._end(effect_row, _FAILED, error=error_text(error), code=getattr(error, "kind", ""))
             raise
         failpoint("action.done")
-        self._end(deed, _DONE, outcome=record(value))
+        self._end(effect_row, _DONE, outcome=record(value))
         return value
 
     def intend(
@@ -163,11 +169,13 @@ class EffectLog:
         approve: str | None,
     ) -> Intent:
         """Record the intent of an effect that another process performs."""
-        deed = self._intend(action, tuple(args), dict(kwargs), why=why, approve=approve)
-        if deed.effect.state == _DONE:
-            return Intent(deed.effect, True, outcome_of(deed.effect.name, deed.outcome))
-        self.in_progress.pop(deed.effect.id, None)
-        return Intent(deed.effect)
+        effect_row = self._intend(action, tuple(args), dict(kwargs), why=why, approve=approve)
+        if effect_row.effect.state == _DONE:
+            return Intent(
+                effect_row.effect, True, outcome_of(effect_row.effect.name, effect_row.outcome)
+            )
+        self.in_progress.pop(effect_row.effect.id, None)
+        return Intent(effect_row.effect)
 
     def _intend(
         self,
@@ -204,13 +212,12 @@ class EffectLog:
         row = self._store.catalog.row(self._kind, effect)
         if row is None:
             raise no_effect(effect)
-        deed = decode(EffectRow, row.value)
-        if deed.effect.state not in (_BEGUN, _UNSETTLED):
-            raise Conflict(
-                "settled", f"action {deed.effect.name!r} is {deed.effect.state}: nothing to settle"
-            )
+        effect_row = decode(EffectRow, row.value)
+        if effect_row.effect.state not in (_BEGUN, _UNSETTLED):
+            known = effect_row.effect
+            raise Conflict("settled", f"action {known.name!r} is {known.state}: nothing to settle")
         state = _FAILED if failed or error else _DONE
-        return self._end(deed, state, outcome=outcome, error=error, settled=True)
+        return self._end(effect_row, state, outcome=outcome, error=error, settled=True)
 
     def _is_mine(self, effect_row: EffectRow) -> bool:
         return effect_row.session == self._row.id and effect_row.effect.state != _FAILED
@@ -224,18 +231,18 @@ class EffectLog:
         for effect in list(self._writer.state.effects):
             if effect.state == _BEGUN:
                 row = self._store.catalog.row(self._kind, effect.id)
-                deed = decode(EffectRow, row.value) if row is not None else None
-                if deed is None:
+                effect_row = decode(EffectRow, row.value) if row is not None else None
+                if effect_row is None:
                     continue
-                if deed.effect.state == _BEGUN and deed.session == self._row.id:
-                    self._end(deed, _UNSETTLED, synthetic=True)
+                if effect_row.effect.state == _BEGUN and effect_row.session == self._row.id:
+                    self._end(effect_row, _UNSETTLED, synthetic=True)
                     get_logger(__name__).warning(
                         "effect %s of session %s is unsettled: its process ended during it",
                         effect.id,
                         self._row.id,
                     )
                 else:
-                    self._record_end_elsewhere(deed)
+                    self._record_end_elsewhere(effect_row)
 
     def _record_end_elsewhere(self, effect_row: EffectRow) -> None:
         """Record the outcome of an effect that another session performed."""
@@ -254,19 +261,19 @@ class EffectLog:
             Conflict: another action has the key, or the effect is in progress.
             Unsettled: its outcome is not known, and it must not be run again.
         """
-        deed, version = self._find_by_key(self._key(action)) if action.key else (None, 0)
-        if deed is None and action.key and action.scope == "timeline":
-            deed, version = self._inherited(action.key)
-        if deed is None:
+        effect_row, version = self._find_by_key(self._key(action)) if action.key else (None, 0)
+        if effect_row is None and action.key and action.scope == "timeline":
+            effect_row, version = self._inherited(action.key)
+        if effect_row is None:
             return None, 0
-        if deed.effect.name != action.name:
-            raise key_taken(action, deed.effect.name)
-        if deed.effect.state in (_BEGUN, _UNSETTLED):
-            if deed.session != self._row.id or deed.effect.id in self.in_progress:
-                raise in_flight(action.key, deed.session)
-            if deed.effect.replay not in _RERUN:
-                raise unsettled(msgspec.to_builtins(deed.effect))
-        return deed, version
+        if effect_row.effect.name != action.name:
+            raise key_taken(action, effect_row.effect.name)
+        if effect_row.effect.state in (_BEGUN, _UNSETTLED):
+            if effect_row.session != self._row.id or effect_row.effect.id in self.in_progress:
+                raise in_flight(action.key, effect_row.session)
+            if effect_row.effect.replay not in _RERUN:
+                raise unsettled(msgspec.to_builtins(effect_row.effect))
+        return effect_row, version
 
     def _inherited(self, key: str) -> tuple[EffectRow | None, int]:
         """Find an effect under a key of an earlier timeline of this session.
@@ -274,11 +281,11 @@ class EffectLog:
         A merge, or a restore to a commit that knows the effect, does not make it undone.
         """
         for span in reversed(self._writer.event_log.timeline_spans()[:-1]):
-            deed, version = self._find_by_key(f"{span.timeline}/{key}")
-            if deed is None or self._writer.state.effects.get(deed.effect.id) is None:
+            effect_row, version = self._find_by_key(f"{span.timeline}/{key}")
+            if effect_row is None or self._writer.state.effects.get(effect_row.effect.id) is None:
                 continue
-            if self._is_mine(deed) or deed.effect.state == _DONE:
-                return deed, version
+            if self._is_mine(effect_row) or effect_row.effect.state == _DONE:
+                return effect_row, version
         return None, 0
 
     def _find_by_key(self, key: str) -> tuple[EffectRow | None, int]:
@@ -324,16 +331,16 @@ class EffectLog:
             actor=store.author,
             command=command_of(store, {"name": action.name, **call_arguments}),
         )
-        deed = EffectRow(effect, self._row.id)
-        rows.append(RowChange(self._kind, id_, encode(deed), expect=version))
+        effect_row = EffectRow(effect, self._row.id)
+        rows.append(RowChange(self._kind, id_, encode(effect_row), expect=version))
         if action.key and before is None:
             rows.append(RowChange("deed-key", self._key(action), id_.encode(), expect=0))
         data = {name: getattr(effect, name) for name in _INTENT} | call_arguments
         if approval:
             data["approval"] = approval
-        self._declare(deed, data, rows)
+        self._declare(effect_row, data, rows)
         failpoint("action.begun")
-        return deed
+        return effect_row
 
     def _declare(self, effect_row: EffectRow, data: dict[str, Any], rows: list[RowChange]) -> None:
         """Write the `begun` event durably, or raise if another process performs the effect."""

@@ -84,7 +84,7 @@ class SessionActions:
         action = check_action(Action(name, replay, key, scope))
         require(LIST, args=args)
         optional(DICT, kwargs=kwargs)
-        self._verbs.ensure_live("begin a deed")
+        self._verbs.ensure_live("begin an effect")
         self._verbs.prepare_action()
         return self._verbs.effects.intend(action, args, kwargs or {}, why=why, approve=approve)
 
@@ -126,8 +126,8 @@ class SessionActions:
     def effects(self) -> list[Effect]:
         """Return all effects of this session and its family. A restore removes none of them."""
         return [
-            deed.effect
-            for deed in effect_rows(self._context.store.catalog, self._context.row.family)
+            effect_row.effect
+            for effect_row in effect_rows(self._context.store.catalog, self._context.row.family)
         ]
 
     def approvals(self) -> list[Approval]:

@@ -301,7 +301,7 @@ class Navigation:
                 self._pipeline.held_lease.lease,
                 self.store.history.state(target).memory,
             )
-        deeds = effects_since_commit(self.store, self._context.row, target)
+        effects = effects_since_commit(self.store, self._context.row, target)
         around = self._environment.differences_after_restore(with_state="mind" in parts)
         then = (
             recorded_environments(self._context)[1]
@@ -312,8 +312,8 @@ class Navigation:
         return RestoreResult(
             to_hex(target),
             report,
-            deeds,
-            surviving_collaborations(self._context, deeds),
+            effects,
+            surviving_collaborations(self._context, effects),
             around,
             secrets,
         )

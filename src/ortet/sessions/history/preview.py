@@ -154,7 +154,7 @@ def _build_preview(
     has_files = now.row is not None
     changes = between_images(store, now.image, then) if "files" in parts and has_files else []
     starts, lost = _programs(view, now, then) if "processes" in parts else ([], [])
-    deeds, minds, head = (
+    effects, minds, head = (
         effects_since_commit(store, view.row, target),
         view.internals.services,
         view.head,
@@ -168,8 +168,8 @@ def _build_preview(
         starts=starts,
         ends=_running(now.files) if "processes" in parts else [],
         lost=lost,
-        deeds=deeds,
-        collaborations=surviving_collaborations(view.internals, deeds),
+        deeds=effects,
+        collaborations=surviving_collaborations(view.internals, effects),
         secrets=unavailable_secrets(minds, target, environment_at_commit(minds, target)),
         looked=now.is_current,
     )

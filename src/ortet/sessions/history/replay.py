@@ -48,11 +48,6 @@ if TYPE_CHECKING:
     from ortet.store.context import StoreContext
 
 
-# The report of a replay, written to a file for the process that asked for it.
-#
-# It is a module of its own because the command line reads what the replaying process writes.
-
-
 class ReplayReport(msgspec.Struct, frozen=True):
     """How far a replay came.
 

@@ -34,9 +34,12 @@ def briefing_of(
     """Return the briefing; see `SessionMemory.briefing`."""
     mind, past = view.state, last_compaction(view)
     core, accounting = mind.core, Accounting(view, pipeline)
-    deeds = {deed.effect.id: deed for deed in effect_rows(view.store.catalog, view.row.family)}
+    known_rows = {
+        effect_row.effect.id: effect_row
+        for effect_row in effect_rows(view.store.catalog, view.row.family)
+    }
     effects = sorted(
-        (_current_effect(effect, deeds) for effect in mind.effects), key=lambda e: e.begun
+        (_current_effect(effect, known_rows) for effect in mind.effects), key=lambda e: e.begun
     )
     facts = believed_facts(view)
     newest = newest_first(view.events, core.since, core.events, superseded=core.aside)
@@ -45,7 +48,7 @@ def briefing_of(
         status=view.status,
         state=mind,
         done=[effect for effect in effects if effect.state == "done"],
-        failed=[FailedAction(e, _error(e, deeds)) for e in effects if e.state == "failed"],
+        failed=[FailedAction(e, _error(e, known_rows)) for e in effects if e.state == "failed"],
         lessons=[fact for fact in facts if fact.lesson],
         facts=[fact for fact in facts if not fact.lesson],
         questions=sorted(open_questions(mind), key=lambda question: question.seq),
@@ -72,16 +75,16 @@ def briefing_of(
 
 def _current_effect(effect: Effect, effects: Mapping[str, EffectRow]) -> Effect:
     """Return the effect with the state that the family's row has."""
-    deed = effects.get(effect.id)
-    if deed is None:
+    effect_row = effects.get(effect.id)
+    if effect_row is None:
         return effect
-    known = deed.effect
+    known = effect_row.effect
     return msgspec.structs.replace(effect, state=known.state, command=known.command)
 
 
 def _error(effect: Effect, effects: Mapping[str, EffectRow]) -> str:
-    deed = effects.get(effect.id)
-    return deed.error if deed else ""
+    effect_row = effects.get(effect.id)
+    return effect_row.error if effect_row else ""
 
 
 def _latest(artifacts: Iterable[Artifact]) -> list[Artifact]:

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from ortet.sessions.context import SessionContext
 
 
-# Working memory of an agent: goal, plan, notes, questions, effects and last messages.
-#
-# It is a module of its own because it is loaded only when it is asked for.
-
-
 def working_of(view: SessionContext, messages: int) -> WorkingMemory:
     """Return the working memory; see `SessionMemory.working`."""
     seq = view.state.core.events

@@ -266,8 +266,6 @@ def _foreign_drafts(sessions: SessionServices, scope: SharedScope) -> Iterator[D
 
 
 # Detection of contradictions between believed facts.
-#
-# It is a module of its own because it is loaded only when contradictions are asked for.
 
 _MIN_SIMILARITY = 0.2
 """Similarity from which facts without a subject are compared. Comparing all pairs is too slow."""

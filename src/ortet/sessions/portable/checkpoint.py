@@ -52,7 +52,7 @@ def checkpoint_of(view: SessionContext) -> AgentCheckpoint:
     mind, core, past = view.state, view.state.core, last_compaction(view)
     accounting = Accounting(view)
     head, kept = view.head, live_notes(mind, view.now())
-    deeds = effect_rows(view.store.catalog, view.row.family)
+    known_rows = effect_rows(view.store.catalog, view.row.family)
     return AgentCheckpoint(
         session_id=view.id,
         timestamp=datetime.fromtimestamp(view.store.clock.now_ns() / 1e9, UTC),
@@ -71,9 +71,9 @@ def checkpoint_of(view: SessionContext) -> AgentCheckpoint:
             step=core.step,
             unsettled=unsettled_of(view),
             done=[
-                CompletedEffect(deed.effect, deed.outcome)
-                for deed in deeds
-                if _is_done_once(deed, view)
+                CompletedEffect(effect_row.effect, effect_row.outcome)
+                for effect_row in known_rows
+                if _is_done_once(effect_row, view)
             ],
         ),
         facts=believed_facts(view),
@@ -124,7 +124,11 @@ def from_checkpoint(
         start = InitialContent(
             drafts=[Draft(*draft, store.author) for draft in _event_data(record, known is not None)]
             + [_artifact(sessions, artifact) for artifact in record.artifacts]
-            + [Draft(*draft, store.author) for deed in away for draft in _effect_events(deed)],
+            + [
+                Draft(*draft, store.author)
+                for effect_row in away
+                for draft in _effect_events(effect_row)
+            ],
             rows=lambda row: [*carried_effect_rows(row, away), pending_approval_row(row.id)],
             family=known.family if known else "",
             parent=known.id if known else "",

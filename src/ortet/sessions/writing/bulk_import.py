@@ -175,13 +175,16 @@ def _effect_row_changes(session: Session, drafts: Sequence[Draft]) -> list[RowCh
             )
             found[effect.id] = EffectRow(effect, session.id)
         elif draft.kind == "ended":
-            deed = found.get(data["id"]) or _find_effect_row(session, kind, data["id"])
-            if deed is not None:
-                effect = msgspec.structs.replace(deed.effect, state=data["state"], ended=seq)
+            effect_row = found.get(data["id"]) or _find_effect_row(session, kind, data["id"])
+            if effect_row is not None:
+                effect = msgspec.structs.replace(effect_row.effect, state=data["state"], ended=seq)
                 found[effect.id] = msgspec.structs.replace(
-                    deed, effect=effect, outcome=data.get("outcome"), error=data.get("error", "")
+                    effect_row,
+                    effect=effect,
+                    outcome=data.get("outcome"),
+                    error=data.get("error", ""),
                 )
-    return [RowChange(kind, id_, encode(deed)) for id_, deed in found.items()]
+    return [RowChange(kind, id_, encode(effect_row)) for id_, effect_row in found.items()]
 
 
 def _find_effect_row(session: Session, kind: str, effect: str) -> EffectRow | None:

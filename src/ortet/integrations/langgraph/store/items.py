@@ -20,8 +20,6 @@ from ortet.ids import to_hex
 from ortet.journal.events import MAX_BODY_BYTES, Draft, Event, check_plain
 
 # Caches values of items in memory, up to a size limit.
-#
-# This is a module of its own because both the journal and the view estimate sizes with it.
 
 Values = dict[int, dict[str, Any]]
 """Values by the number of the event that has them."""

@@ -143,8 +143,6 @@ def write_layer(
 
 
 # Checks that a layer on disk is still complete, once after each boot of the host.
-#
-# This is a module of its own because it is the only code of layers that reads their content.
 
 
 class LowerLayers(Protocol):

@@ -44,11 +44,6 @@ from ortet.machines.overlay.upper.uppernode import UpperDirectory, is_whiteout, 
 from ortet.objects.base import ObjectStore
 from ortet.objects.blobs import get_bytes
 
-# Merges the hardlink groups of an upper directory with those of the lower layers.
-#
-# This is a module of its own because redirects of renamed directories make it an algorithm of its
-# own.
-
 
 def merge_hardlink_groups(
     root: UpperDirectory, linked: Mapping[bytes, int], below: Sequence[Sequence[bytes]]
