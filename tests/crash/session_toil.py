@@ -189,7 +189,7 @@ class Agent:
             self.settle(effect)  # its process was killed, and nobody has opened that fork since
 
     def deed(self, kind: str, key: str) -> str:
-        leave_mark(self.deeds, self.s.pipeline.effects.current(), kind, key or "-")
+        leave_mark(self.deeds, self.s.parts.pipeline.effects.current(), kind, key or "-")
         return "marked"
 
     def act_approved(self) -> None:

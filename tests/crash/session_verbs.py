@@ -91,7 +91,7 @@ class Program:
         self.kept()
 
     def deed(self, name: str) -> str:
-        leave_mark(self.base / "deeds", self.s.pipeline.effects.current(), name)
+        leave_mark(self.base / "deeds", self.s.parts.pipeline.effects.current(), name)
         return "marked"
 
     def act(self, kind: Any, **options: Any) -> None:

@@ -198,7 +198,7 @@ class TestClock:
         with open_hub(store, clock=clock) as one, open_hub(store, clock=clock) as two:
             s = one.session("s")
             clock.advance(-5 * HOUR)
-            s.held_lease.renew_if_due()
+            s.parts.held_lease.renew_if_due()
             clock.advance(31 * 10**9)
             two.session("s").say("user", "taken over")
             with pytest.raises(Refused):

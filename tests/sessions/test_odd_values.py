@@ -141,7 +141,7 @@ class TestOneDeed:
 
         def again() -> str:
             with pytest.raises(Conflict) as refused:  # both have seen that it failed
-                second.pipeline.effects._begin(
+                second.parts.pipeline.effects._begin(
                     action, said, why="", before=before, version=version, approve=None
                 )
             assert refused.value.kind == "in_flight"
@@ -149,7 +149,7 @@ class TestOneDeed:
             return "paid"
 
         action, said = _described(again)
-        before, version = second.pipeline.effects.find_previous(action)
+        before, version = second.parts.pipeline.effects.find_previous(action)
         assert first.act(again, key="invoice-1", replay="once", name="pay") == "paid"
         assert second.act(again, key="invoice-1", replay="once", name="pay") == "paid"
         assert done == ["first"]
@@ -201,7 +201,7 @@ class TestOneDeed:
             made = list(pool.map(lambda _: (both.wait(), s.carry())[1], range(8)))
         s.pause()
         for carried in set(made):
-            hub.from_carry(carried).release()
+            hub.from_carry(carried).parts.lifecycle.release()
 
     def test_timeline_scoped_key_is_known_only_in_its_own_history(self, hub: Hub) -> None:
         s = hub.session("a")

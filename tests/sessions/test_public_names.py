@@ -44,12 +44,10 @@ READER = (
     "store"
 )
 WRITER = (
-    "abandon act adopt advance answer archive artifact ask attach_files attached_files budget "
-    "close close_dangling_effects close_tool_calls commit commit_all_events compact decide diff "
-    "drain_inbox drop environment_tracker files forget fork fork_parent generated_directory "
-    "has_workspace held_lease inherit_variables is_open kernel land learn lesson lifecycle machine "
-    "manager merge milestone navigation note path pause pipeline plan programs publish record redo "
-    "release restore restored rewind run say say_all set_status shell spawn spend start_replay "
+    "act adopt advance answer archive artifact ask attach_files budget close "
+    "close_dangling_effects commit compact decide diff drain_inbox drop forget fork has_workspace "
+    "is_open kernel land learn lesson machine merge milestone note parts path pause plan programs "
+    "publish record redo restore restored rewind run say say_all shell spawn spend start_replay "
     "swarm think undo whatif"
 )
 

@@ -296,7 +296,7 @@ class TestBriefing:
         self, store: Path
     ) -> None:
         code = """
-s.pipeline.add("goal", {"text": "make the suite green"})
+s.parts.pipeline.add("goal", {"text": "make the suite green"})
 s.plan(["reproduce", "fix", "verify"]); s.advance()
 s.say("user", "the login test fails")
 try:

@@ -157,7 +157,7 @@ class SessionManager:
                     location=location,
                     options=options,
                 )
-                session.environment_tracker.probe_on_open()
+                session.parts.environment.probe_on_open()
                 return session
             except Conflict as error:
                 row = self.table.find(agent, name)
@@ -176,10 +176,10 @@ class SessionManager:
             shared = row.scopes if options.scopes is None else list(options.scopes)
             row = msgspec.structs.replace(row, profile=profile.name, scopes=shared)
             session = self.resume(row, lease, profile)
-            session.lifecycle.activate(alive)
+            session.parts.lifecycle.activate(alive)
             if goal and goal != session.goal:
-                session.pipeline.add("goal", {"text": goal})
-            session.environment_tracker.probe_on_open()
+                session.parts.pipeline.add("goal", {"text": goal})
+            session.parts.environment.probe_on_open()
         return session
 
     def _replay(
@@ -279,12 +279,12 @@ class SessionManager:
         """Release the lease of a session and forget the handle."""
         if session in self._open:
             self._open.remove(session)
-        self._lease_renewer.remove(session.held_lease)
+        self._lease_renewer.remove(session.parts.held_lease)
         try:
-            session.held_lease.release()
+            session.parts.held_lease.release()
         # for example a full disk: the lease expires, or this process takes it again
         except OrtetError:
-            self._unreleased_owners.add(session.held_lease.lease.owner)
+            self._unreleased_owners.add(session.parts.held_lease.lease.owner)
 
     @contextmanager
     def _lease_while_opening(self, row: SessionRow) -> Iterator[Lease]:
@@ -294,8 +294,8 @@ class SessionManager:
             yield lease
         except BaseException:
             for session in self._open:
-                if session.held_lease.lease.owner == lease.owner:
-                    session.abandon()
+                if session.parts.held_lease.lease.owner == lease.owner:
+                    session.parts.lifecycle.abandon()
                     break
             else:
                 with suppress(OrtetError):
@@ -339,7 +339,7 @@ class SessionManager:
         try:
             yield session
         finally:
-            session.release()
+            session.parts.lifecycle.release()
 
     # create and load
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Protocol, TypeVar, overload
 
 from ortet._util.validation import FLAG, POSITIVE_COUNT, check_text, require
 from ortet.history.commits import CommitInfo
@@ -60,7 +60,7 @@ from ortet.workspaces.results import RestoreResult
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from ortet.backends.base import Lease, RowChange
+    from ortet.backends.base import Lease
     from ortet.history.diff.tree_diff import TreeChange
     from ortet.history.merge.text_merge import Favor
     from ortet.ids import Oid
@@ -130,6 +130,27 @@ class SessionOwner(Protocol):
     def owner(self) -> str: ...
 
     def free_branch(self, name: str) -> str: ...
+
+
+class SessionParts(NamedTuple):
+    """The parts of an open session that other packages of ortet call."""
+
+    context: SessionContext
+    profile: Profile
+    manager: SessionOwner
+    pipeline: VerbPipeline
+    navigation: Navigation
+    lifecycle: Lifecycle
+    files: SessionFiles
+    environment: EnvironmentTracker
+
+    @property
+    def held_lease(self) -> WriterLease:
+        return self.pipeline.held_lease
+
+    def fork_parent(self) -> ForkParent:
+        """Return the session as the parent of forks."""
+        return ForkParent(self.context, self.profile, self.held_lease, self.files)
 
 
 class Session(SessionReader):
@@ -896,9 +917,9 @@ class Session(SessionReader):
             if point is None or not navigation.is_unchanged(point):
                 point = from_hex(self.commit("fork point").oid)
             pipeline.budget.return_unspent()  # so that the forks can use what was reserved
-            forks = fork(self._manager, self.fork_parent(), point, n)
+            forks = fork(self._manager, self.parts.fork_parent(), point, n)
         for one in forks:
-            one.inherit_variables(self)
+            one.parts.environment.inherit_variables(self._environment)
         return forks
 
     def swarm(
@@ -1027,7 +1048,7 @@ class Session(SessionReader):
         """
         from ortet.sessions.history.whatif import whatif
 
-        parent = self.fork_parent()
+        parent = self.parts.fork_parent()
         if self._context.is_replaying:
             parent = ForkParent(self._context.services.read(self.id), self.profile)
         else:
@@ -1091,34 +1112,19 @@ class Session(SessionReader):
         """Return True if the session has files. Opens them."""
         return self._files.workspace() is not None
 
-    @property
-    def held_lease(self) -> WriterLease:
-        return self._pipeline.held_lease
-
-    @property
-    def manager(self) -> SessionOwner:
-        """Return the manager that opened the session."""
-        return self._manager
-
-    @property
-    def pipeline(self) -> VerbPipeline:
-        return self._pipeline
-
-    @property
-    def navigation(self) -> Navigation:
-        return self._navigation
-
-    @property
-    def lifecycle(self) -> Lifecycle:
-        return self._lifecycle
-
-    @property
-    def files(self) -> SessionFiles:
-        return self._files
-
-    @property
-    def environment_tracker(self) -> EnvironmentTracker:
-        return self._environment
+    @cached_property
+    def parts(self) -> SessionParts:
+        """The internal parts. They are no part of the public interface."""
+        return SessionParts(
+            self._context,
+            self.profile,
+            self._manager,
+            self._pipeline,
+            self._navigation,
+            self._lifecycle,
+            self._files,
+            self._environment,
+        )
 
     def start_replay(self, *, live: bool, report: Path | None = None) -> None:
         """Replay the events from the first one on; see `SessionReplay`."""
@@ -1131,22 +1137,9 @@ class Session(SessionReader):
         """Return what the replay restored when it went live, otherwise None."""
         return self._replay.restored if self._replay is not None else None
 
-    def fork_parent(self) -> ForkParent:
-        """Return this session as the parent of forks."""
-        return ForkParent(self._context, self.profile, self._pipeline.held_lease, self._files)
-
-    def inherit_variables(self, parent: Session) -> None:
-        """Start a fork with the variables of its parent."""
-        self._environment.inherit_variables(parent._environment)
-
     def attach_files(self, files: Workspace) -> None:
         """Use `files` as the workspace of this session. They are committed and restored with it."""
         self._files.attach(files)
-
-    @property
-    def attached_files(self) -> Workspace | None:
-        """Return the workspace if this handle has already opened it, otherwise None."""
-        return self._files.attached
 
     def drain_inbox(self) -> None:
         """Append the entries that other processes left in the inbox to the journal."""
@@ -1159,28 +1152,3 @@ class Session(SessionReader):
     def close_dangling_effects(self) -> None:
         """Record an outcome for each action that has an intent but no outcome."""
         self._pipeline.effects.close_dangling()
-
-    def close_tool_calls(self) -> None:
-        """Add a result for each tool call that has none."""
-        self._navigation.close_tool_calls()
-
-    def commit_all_events(self, message: str) -> CommitInfo:
-        """Commit even if only lifecycle or environment events are new."""
-        return self._navigation.commit_all_events(message)
-
-    def set_status(self, status: str, why: str, *, rows: Sequence[RowChange]) -> None:
-        """Change the status and write `rows` in the same transaction."""
-        self._lifecycle.set_status(status, why, rows)
-
-    def release(self) -> None:
-        """Flush, release the lease and keep the status. Writes no lifecycle event."""
-        self._lifecycle.release()
-
-    def abandon(self) -> None:
-        """Release the lease and drop events that are not durable yet."""
-        self._lifecycle.abandon()
-
-    @property
-    def generated_directory(self) -> str:
-        """Return the workspace directory of the handover files; "" if there is none."""
-        return self._files.generated_directory

@@ -87,7 +87,7 @@ def run_attempt(hub: Hub, job: AttemptJob, task: Any, score: Any) -> None:
         row = replace(row, commit=head.oid.hex() if head else job.point)
     row = replace(row, seconds=time.monotonic() - began)
     with suppress(Conflict):
-        if session is None or session.held_lease.is_released:
+        if session is None or session.parts.held_lease.is_released:
             book.write_attempt(row)
         else:
             pause_with(session, book.attempt_change(row))
@@ -172,7 +172,7 @@ def _check_score(value: Any, what: str) -> float:
 
 
 def _commit(session: Session, message: str) -> None:
-    if not session.held_lease.is_released:
+    if not session.parts.held_lease.is_released:
         session.commit(message)
 
 

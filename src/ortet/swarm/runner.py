@@ -133,7 +133,7 @@ class LocalSwarms:
     ) -> SwarmRow:
         hub = hub_of(session)
         if plan.terms.budget:
-            session.pipeline.budget.return_unspent()  # so that attempts can reserve it
+            session.parts.pipeline.budget.return_unspent()  # so that attempts can reserve it
             check_share(hub.catalog, session.row, plan.terms.budget)
         if request.at is None:
             point = from_hex(session.commit("swarm point").oid)
@@ -278,7 +278,7 @@ def _driver_lease(session: Session) -> Iterator[Lease]:
     hub = hub_of(session)
     topic = f"swarm:{session.id}"
     try:
-        lease = acquire_lease(hub.catalog, topic, session.manager.owner(), hub.store.host)
+        lease = acquire_lease(hub.catalog, topic, session.parts.manager.owner(), hub.store.host)
     except Refused as error:
         if error.kind != "lease_held":
             raise
@@ -311,7 +311,7 @@ def _with_stored_commands(plan: SwarmPlan, row: SwarmRow) -> SwarmPlan:
 
 def _shares_zygotes(session: Session, plan: SwarmPlan) -> bool:
     """Return True if attempts use overlay machines, whose zygote process can be shared."""
-    hub, files = hub_of(session), session.files.workspace()
+    hub, files = hub_of(session), session.parts.files.workspace()
     if files is not None:
         return (files.row.forks or hub.workspaces.engines.strongest()) == "overlay"
     works = [work for work in (plan.task, plan.score) if work is not None and work.command]
@@ -323,7 +323,7 @@ def _shares_zygotes(session: Session, plan: SwarmPlan) -> bool:
 
 def _check_names(session: Session, name: str, n: int) -> None:
     """Raise a conflict if a fork already has the name of a planned attempt."""
-    hub, roll = hub_of(session), session.manager.services.table
+    hub, roll = hub_of(session), session.parts.manager.services.table
     for i in range(n):
         tail = f"/{name}-{i}"
         branch = check_ref_name(session.row.branch + tail)

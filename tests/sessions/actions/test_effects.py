@@ -269,7 +269,7 @@ class TestKeys:
 
     def test_effect_that_another_thread_declares_is_in_flight(self, hub: Hub, s: Session) -> None:
         begun = s.actions.intend("pay", key="k").effect
-        deeds = s.pipeline.effects
+        deeds = s.parts.pipeline.effects
         for other in (get_ident() - 1, get_ident() + 1):
             deeds.in_progress[begun.id] = other
             with pytest.raises(Conflict) as caught:
@@ -293,26 +293,26 @@ class TestKeys:
         def add(*_: object, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr(s.pipeline.writer, "add", add)
+        monkeypatch.setattr(s.parts.pipeline.writer, "add", add)
         with pytest.raises(type(error)) as caught:
-            s.pipeline.effects.act(pytest.fail, ("it was done",), {}, key="k")
+            s.parts.pipeline.effects.act(pytest.fail, ("it was done",), {}, key="k")
         assert caught.value.kind == kind
-        assert s.pipeline.effects.in_progress == {}
+        assert s.parts.pipeline.effects.in_progress == {}
         monkeypatch.undo()
 
     def test_current_action_is_the_innermost_of_this_thread(self, s: Session) -> None:
         found: list[str] = []
 
         def inner() -> None:
-            found.append(s.pipeline.effects.current())
+            found.append(s.parts.pipeline.effects.current())
 
         def outer() -> None:
-            found.append(s.pipeline.effects.current())
+            found.append(s.parts.pipeline.effects.current())
             s.act(inner)
-            found.append(s.pipeline.effects.current())
+            found.append(s.parts.pipeline.effects.current())
 
         s.act(outer)
-        found.append(s.pipeline.effects.current())
+        found.append(s.parts.pipeline.effects.current())
         one, two = (event.data["id"] for event in begins(s))
         assert found == [one, two, one, ""]
 

@@ -106,14 +106,14 @@ def test_compare_counts_set_aside_messages_only_on_the_side_that_shows_them(hub:
         s.say("user", "one")
         left = s.say("assistant", "two").seq
         old = at(s)
-        s.pipeline.add("aside", {"out": [[left, left]]})
+        s.parts.pipeline.add("aside", {"out": [[left, left]]})
         s.say("assistant", "other")
         gone = s.say("user", "and that").seq
         middle = at(s)
-        s.pipeline.add("aside", {"out": [[left + 1, gone]], "back": [[left, left]]})
+        s.parts.pipeline.add("aside", {"out": [[left + 1, gone]], "back": [[left, left]]})
         s.say("user", "three")
         new = at(s)
-        s.pipeline.add("aside", {"back": [[gone, gone]]})
+        s.parts.pipeline.add("aside", {"back": [[gone, gone]]})
         s.say("user", "four")
         for found, away, come in (
             (compare(hub.session_manager.services, old, middle), ["two"], ["other", "and that"]),

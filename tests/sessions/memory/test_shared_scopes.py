@@ -73,10 +73,10 @@ class TestPublishing:
         with open_hub(store) as hub:
             a = hub.session("a")
             a.learn("one", scope="agent")
-            a.navigation.publish = _publish_nothing  # type: ignore[method-assign]
+            a.parts.navigation.publish = _publish_nothing  # type: ignore[method-assign]
             a.commit()
-            a.pipeline.writer.close()
-            a.abandon()
+            a.parts.pipeline.writer.close()
+            a.parts.lifecycle.abandon()
             with hub.session("b") as b:
                 assert texts(b) == []
             with hub.session("a"), hub.session("b") as b:
@@ -355,7 +355,9 @@ class TestStore:
     def test_fact_events_of_earlier_releases_can_be_read(self, hub: Hub) -> None:
         with hub.session("a") as a:
             id_ = a.learn("x")
-            a.pipeline.add("fact", {"id": id_, "gone": True})  # as releases before memory told it
+            a.parts.pipeline.add(
+                "fact", {"id": id_, "gone": True}
+            )  # as releases before memory told it
             assert a.facts() == []
             assert list(a.state.past) == []
 

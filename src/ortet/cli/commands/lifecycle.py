@@ -41,7 +41,7 @@ def pause(call: CliCall, session: str | None, *, why: str) -> None:
     row = find_session(call, session)
     if row.status != "paused" or why or call.hub.store.is_shared:
         opened = open_session(call, row.id)
-        opened.navigation.commit_for_other_hosts()
+        opened.parts.navigation.commit_for_other_hosts()
         opened.pause(as_text(why))
     _print_status(call, row.id)
 

@@ -48,10 +48,12 @@ def archive(sessions: SessionManager, id_: str, why: str = "") -> ArchiveRecord:
         row = session.row
         check_move(row.name, row.status, ARCHIVED)
         session.drain_inbox()
-        commit = from_hex(session.commit_all_events("archive").oid)
+        commit = from_hex(session.parts.navigation.commit_all_events("archive").oid)
         failpoint("archive.committed")
         done = _store_bundle(store, id_, row.branch, commit, row.status)
-        session.set_status(ARCHIVED, why, rows=[RowChange(ARCHIVE_KIND, id_, encode(done))])
+        session.parts.lifecycle.set_status(
+            ARCHIVED, why, rows=[RowChange(ARCHIVE_KIND, id_, encode(done))]
+        )
         failpoint("archive.turned")
         trim_rows(sessions, session.row)
     _delete_other_bundles(store, id_, done.key)
@@ -68,7 +70,7 @@ def unarchive(sessions: SessionManager, id_: str) -> SessionRow:
     failpoint("archive.back")
     with sessions.leased_session(row) as session:
         rows = [RowChange(ARCHIVE_KIND, id_, None), pending_approval_row(id_)]
-        session.set_status(done.status if done else PAUSED, "", rows=rows)
+        session.parts.lifecycle.set_status(done.status if done else PAUSED, "", rows=rows)
         row = session.row
     _delete_other_bundles(store, id_, "")
     return row

@@ -161,9 +161,9 @@ def _data(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def append_events(session: Session, drafts: Sequence[Draft]) -> list[Event]:
-    session.pipeline.begin_change()
-    events = session.pipeline.writer.add(*drafts)
-    session.pipeline.auto_commit_if_due(drafts[-1].kind, drafts[-1].data)
+    session.parts.pipeline.begin_change()
+    events = session.parts.pipeline.writer.add(*drafts)
+    session.parts.pipeline.auto_commit_if_due(drafts[-1].kind, drafts[-1].data)
     return events
 
 
@@ -175,15 +175,15 @@ def append_stored_events(
     `make_drafts` is called inside `hub.store.writing()`. It is called again if another host swept
     the store concurrently.
     """
-    session.pipeline.begin_change()
+    session.parts.pipeline.begin_change()
 
     def tell() -> list[Event]:
         with session.store.writing():
             # A sweep must not delete the contents before the events refer to them.
-            return session.pipeline.writer.add(*make_drafts())
+            return session.parts.pipeline.writer.add(*make_drafts())
 
     events = run_with_sweep_retry(hub_of(session).store, tell)
-    session.pipeline.auto_commit_if_due(events[-1].kind, events[-1].data)
+    session.parts.pipeline.auto_commit_if_due(events[-1].kind, events[-1].data)
     return events
 
 
@@ -214,7 +214,8 @@ def clear_context(session: Session, replacement: Sequence[dict[str, Any]] = ()) 
     Returns:
         False if there was nothing to drop.
     """
-    session.close_tool_calls()  # Close them first, or their results would follow the compaction.
+    # Close them first, or their results would follow the compaction.
+    session.parts.navigation.close_tool_calls()
     core, before = session.state.core, last_compaction(session.internals)
     events = message_events(session.events(core.since))
     stands = before is not None and bool(before.summary or before.rules)

@@ -124,7 +124,7 @@ class PooledSession:
         The lease may have ended or moved to another process while this process was suspended. With
         `for_write` a recent answer is reused, because the write itself checks the lease.
         """
-        holding = self.session.held_lease
+        holding = self.session.parts.held_lease
         if holding.is_released:
             return False
         now = time.monotonic()
@@ -263,7 +263,7 @@ def commit_if_long(session: Session) -> None:
 
     Sessions with files are skipped: their owner decides when files are committed.
     """
-    ledger = session.pipeline.writer
+    ledger = session.parts.pipeline.writer
     if (
         ledger.tip.seq - ledger.event_log.base.seq > _MAX_UNCOMMITTED_EVENTS
         and not session.row.has_files
@@ -423,7 +423,7 @@ class AdapterSessionPool:
         """
         hub = self._get_hub()
         if (held := self.find_open(name)) is not None:
-            return held.row, held.event_log, held.pipeline.writer.tip.seq
+            return held.row, held.event_log, held.parts.pipeline.writer.tip.seq
         row = hub.session_manager.table.find(self.agent, name)
         return (
             None
@@ -609,13 +609,13 @@ class AdapterSessionPool:
         if self._open_sessions.get(name) is not pooled:
             return
         self._open_sessions[name] = self._open_sessions.pop(name)
-        opened = pooled.session.manager.open_sessions
+        opened = pooled.session.parts.manager.open_sessions
         if len(opened) > len(self._open_sessions):  # The block made forks.
             ours = {id(one.session) for one in self._open_sessions.values()}
             for fork in [one for one in opened if id(one) not in ours]:
                 with suppress(OrtetError):
                     fork.pause()
-        if pooled.session.held_lease.is_released:
+        if pooled.session.parts.held_lease.is_released:
             self._remove_session(name, pooled)
         else:
             self._evict_if_requested(name, pooled)
@@ -627,7 +627,8 @@ class AdapterSessionPool:
             return True
         with suppress(OrtetError):
             return (
-                not pooled.session.held_lease.is_released and pooled.session.programs.is_running()
+                not pooled.session.parts.held_lease.is_released
+                and pooled.session.programs.is_running()
             )
         return True
 
@@ -647,11 +648,11 @@ class AdapterSessionPool:
         signal, id_ = pooled.session.store.signal, pooled.session.id
         try:
             if lease_lost:
-                pooled.session.abandon()
+                pooled.session.parts.lifecycle.abandon()
             else:
                 if pooled.is_requested:
                     commit_if_long(pooled.session)
-                pooled.session.lifecycle.release_for_handover()
+                pooled.session.parts.lifecycle.release_for_handover()
         finally:
             if pooled.is_requested:
                 self._released_at = {**self._recent_releases(), name: time.monotonic()}

@@ -185,7 +185,7 @@ class OrtetHistoryProvider(HistoryProvider):
             plain_messages = [message_of(message) for message in new]
             known = self._open_calls | answered_call_ids(new)
             if any(call.id not in known for call in session.state.core.calling):
-                session.close_tool_calls()  # They belong to a process that ended.
+                session.parts.navigation.close_tool_calls()  # They belong to a process that ended.
             _record_session_id(session, session_id)
             with report_invalid_value("message", plain_messages):
                 append_messages(session, plain_messages)

@@ -99,9 +99,9 @@ class GraphThreadStore:
         if held is None:
             self._forget_erased(hub, tid, 0)
             return self.pool.journal(session_name(tid)), 0
-        fence = held.held_lease.lease.fence
+        fence = held.parts.held_lease.lease.fence
         self._forget_erased(hub, tid, fence)
-        return (held.row, held.event_log, held.pipeline.writer.tip.seq), fence
+        return (held.row, held.event_log, held.parts.pipeline.writer.tip.seq), fence
 
     def _load_head(self, hub: Hub, tid: str, journal: _SessionJournal) -> GraphThread | None:
         row, line, last = journal
@@ -124,11 +124,14 @@ class GraphThreadStore:
             where = self.workspace
             options["workspace"] = where(tid) if callable(where) else where
         with self.pool.writing(session_name(tid), **options) as session:
-            fence, last = session.held_lease.lease.fence, session.pipeline.writer.tip.seq
+            fence, last = (
+                session.parts.held_lease.lease.fence,
+                session.parts.pipeline.writer.tip.seq,
+            )
             self._forget_erased(hub_of(session), tid, fence)
             thread = self._catch_up(tid, session.row, session.event_log, last, fence=fence)
             if thread.seq < last:  # Events of a checkpoint that failed are not flushed yet.
-                session.pipeline.writer.flush()
+                session.parts.pipeline.writer.flush()
                 thread = self._catch_up(tid, session.row, session.event_log, last, fence=fence)
             try:
                 yield session, thread
@@ -166,7 +169,7 @@ class GraphThreadStore:
 
     def flush(self, session: Session, thread: GraphThread) -> None:
         """Make all added records durable."""
-        session.pipeline.writer.flush()
+        session.parts.pipeline.writer.flush()
         self._mark_stored(thread, thread.seq)
 
     @contextmanager
@@ -222,9 +225,9 @@ class GraphThreadStore:
         with self.pool.hub():
             if thread.durable_seq >= event.seq:
                 return
-            if not session.held_lease.is_released:
+            if not session.parts.held_lease.is_released:
                 try:
-                    session.pipeline.writer.flush()
+                    session.parts.pipeline.writer.flush()
                 except BaseException:
                     # The cached thread is ahead of the store: drop it, so that it is read again.
                     self._threads = OrderedDict(

@@ -44,7 +44,7 @@ def append(
     Messages of a branch that the record leaves are marked as superseded. With `durable` False the
     record is stored with the next durable one, or when the session is flushed.
     """
-    session.pipeline.begin_change()
+    session.parts.pipeline.begin_change()
     hub, (kind, data) = hub_of(session), record
     aside = superseded_event_data(thread, kind, data, encoder.new_parts, session.state.core.aside)
 
@@ -68,11 +68,13 @@ def append(
             whole = {**data, "new": _part_records(last)} if last else data
             drafts.append(Draft(kind, whole, hub.store.author, refs))
             rows = (
-                head_index_rows(session.id, thread, session.pipeline.writer.tip)
+                head_index_rows(session.id, thread, session.parts.pipeline.writer.tip)
                 if kind == PUT
                 else ()
             )
-            events = session.pipeline.writer.add(*drafts, rows=rows, durable=durable or bool(refs))
+            events = session.parts.pipeline.writer.add(
+                *drafts, rows=rows, durable=durable or bool(refs)
+            )
         return events, [[part] for part in said] + [*groups, last]
 
     events, told = run_with_sweep_retry(hub.store, add)
@@ -83,7 +85,7 @@ def append(
     if thread.id is None:
         thread.id = thread_id
     thread.apply_record(kind, data, events[-1].seq)
-    session.pipeline.auto_commit_if_due(kind, data)
+    session.parts.pipeline.auto_commit_if_due(kind, data)
     return events[-1]
 
 

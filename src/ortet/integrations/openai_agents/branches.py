@@ -90,7 +90,9 @@ class ConversationBranches:
         def make() -> tuple[str, Session]:
             with session.store.writing():
                 session.commit("before a branch")
-                point = commit_at(session.manager.services, session.row, session.event_log, seq - 1)
+                point = commit_at(
+                    session.parts.manager.services, session.row, session.event_log, seq - 1
+                )
                 return self._fork(session, point, base, exact_name=exact_name)
 
         return run_with_sweep_retry(hub_of(session).store, make)
@@ -106,7 +108,7 @@ class ConversationBranches:
             tail = session_name(id_)
             if tail not in used and id_ != MAIN_BRANCH:
                 named = NamedForks((tail,), lambda _: ())
-                (fork,) = fork_named(session.manager, session, point, named)
+                (fork,) = fork_named(session.parts.manager, session, point, named)
                 return id_, fork
             if exact_name:
                 break

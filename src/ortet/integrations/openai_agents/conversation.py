@@ -258,7 +258,8 @@ class OpenAIConversation:
             if calling := session.state.core.calling:
                 known = {message.get("tool_call_id") for message in messages} | self.open_calls
                 if any(call.id not in known for call in calling):
-                    session.close_tool_calls()  # They belong to a process that ended.
+                    # They belong to a process that ended.
+                    session.parts.navigation.close_tool_calls()
             if self.name != self.session_id:
                 self._record_session_id(session)
             append_messages(session, messages)

@@ -281,7 +281,7 @@ def _close_open_calls(session: Session, new: Sequence[MessageDump]) -> None:
     calling: list[ToolCall] = list(session.state.core.calling)
     answered = {part.get("tool_call_id") for part in new[0].get("parts", ())}
     if calling and not answered.intersection(call.id for call in calling):
-        session.close_tool_calls()
+        session.parts.navigation.close_tool_calls()
 
 
 def _record_usage(session: Session, new: Sequence[MessageDump]) -> None:

@@ -258,7 +258,7 @@ class SessionPool:
                 raise
             finally:
                 self._slots.release_other_sessions(room)
-                if session.held_lease.is_released or self._evictor.must_hand_over(room):
+                if session.parts.held_lease.is_released or self._evictor.must_hand_over(room):
                     self._slots.release(room)
 
     @contextmanager

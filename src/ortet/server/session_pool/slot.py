@@ -53,13 +53,17 @@ class SessionSlot:
     def row(self) -> SessionRow | None:
         """The row of the open session, or None."""
         session = self.session
-        return None if session is None or session.held_lease.is_released else session.row
+        return None if session is None or session.parts.held_lease.is_released else session.row
 
     @property
     def workspace(self) -> Workspace | None:
         """The machine of the open session, or None if it was not used."""
         session = self.session
-        return None if session is None or session.held_lease.is_released else session.attached_files
+        return (
+            None
+            if session is None or session.parts.held_lease.is_released
+            else session.parts.files.attached
+        )
 
     def attach(self, hub: Hub, session: Session, token: int) -> None:
         """Store an open session. `token` is the signal token from before it was opened."""
@@ -75,7 +79,7 @@ class SessionSlot:
     def is_busy(self) -> bool:
         """Return True if programs run in the session that would end with it."""
         session = self.session
-        if session is None or session.held_lease.is_released:
+        if session is None or session.parts.held_lease.is_released:
             return False
         with suppress(OrtetError):
             return session.programs.is_running()
@@ -83,13 +87,13 @@ class SessionSlot:
 
     def renew_lease(self) -> bool:
         """Renew the lease if it is due. Return False if the session must be opened again."""
-        if self.session is None or self.session.held_lease.is_released:
+        if self.session is None or self.session.parts.held_lease.is_released:
             return False
         try:
             if self.is_stale:  # raises Unavailable while the store is locked
-                self.session.held_lease.renew()
+                self.session.parts.held_lease.renew()
                 return False
-            self.session.held_lease.renew_if_due()
+            self.session.parts.held_lease.renew_if_due()
         except Refused:
             return False
         return self.is_ours()
@@ -100,9 +104,14 @@ class SessionSlot:
         A reader must not be shown the memory of a session that another process has taken.
         """
         session = self.session
-        if session is None or self.hub is None or session.held_lease.is_released or self.is_stale:
+        if (
+            session is None
+            or self.hub is None
+            or session.parts.held_lease.is_released
+            or self.is_stale
+        ):
             return False
-        lease = session.held_lease.lease
+        lease = session.parts.held_lease.lease
         held = self.hub.catalog.lease(lease.name)
         return held is not None and (held.owner, held.fence) == (lease.owner, lease.fence)
 
@@ -113,7 +122,7 @@ class SessionSlot:
 
     def is_stale_after(self, error: BaseException) -> bool:
         """Return True if an error may leave the session in memory different from the stored one."""
-        if self.session is None or self.session.held_lease.is_released:
+        if self.session is None or self.session.parts.held_lease.is_released:
             return True
         if isinstance(error, Refused):
             return error.kind == "lease_lost"

@@ -192,7 +192,7 @@ def compare_now(
 
 def files_now(session: Session) -> Image | None:
     """Return the present files, committed or not. This starts the machine of the session."""
-    files = session.files.workspace()
+    files = session.parts.files.workspace()
     if files is not None:
         return files.files.current_image()
     head = session.head

@@ -68,11 +68,11 @@ def fork_at(
     """
     if len(set(names)) < len(names):
         raise Invalid("bad_name", "two forks cannot have one name: give each its own")
-    parent.pipeline.check_open()
-    parent.pipeline.drain_inbox()
+    parent.parts.pipeline.check_open()
+    parent.parts.pipeline.drain_inbox()
     forks = _fork_at(parent, at, n=n, names=names, machine=machine)
     for one in forks:
-        one.inherit_variables(parent)
+        one.parts.environment.inherit_variables(parent.parts.environment)
     return forks
 
 
@@ -80,17 +80,17 @@ def fork_at(
 def _fork_at(
     parent: Session, at: Oid | None, *, n: int, names: Sequence[str], machine: bool
 ) -> list[Session]:
-    sessions = parent.manager
+    sessions = parent.parts.manager
     with sessions.store.writing():  # only its id may refer to the commit
         point = from_hex(parent.commit("fork point").oid) if at is None else at
         _pin_fork_point(parent, point)
-        parent.pipeline.budget.return_unspent()  # so that the forks can use it
+        parent.parts.pipeline.budget.return_unspent()  # so that the forks can use it
         named, count = NamedForks(names, lambda _: ()) if names else None, len(names) or n
         if machine and parent.row.has_files:
             return fork_files(
-                sessions, parent.fork_parent(), point, count, named=named, present=False
+                sessions, parent.parts.fork_parent(), point, count, named=named, present=False
             )
-        return fork_state_only(sessions, parent.fork_parent(), point, count, named=named)
+        return fork_state_only(sessions, parent.parts.fork_parent(), point, count, named=named)
 
 
 def _pin_fork_point(parent: SessionReader, point: Oid) -> None:
@@ -105,7 +105,7 @@ def fork_named_session(parent: Session, name: str, point: Oid) -> Session:
     Raises:
         Conflict: "name_taken" if the name is in use.
     """
-    sessions, source = parent.manager, parent.fork_parent()
+    sessions, source = parent.parts.manager, parent.parts.fork_parent()
     if sessions.services.table.is_taken(parent.agent, check_session(name)):
         raise fork_taken(name)
     state = sessions.store.history.state(point)
@@ -128,7 +128,7 @@ def fork_behind(
     parent.internals.flush()
     with store.writing():
         point = commit_at(
-            parent.manager.services, parent.internals.row, parent.internals.event_log, seq
+            parent.parts.manager.services, parent.internals.row, parent.internals.event_log, seq
         )
         files = parent.row.files == SCRATCH_FILES or bool(store.history.state(point).machine)
         return fork_at(parent, point, n=n, names=names, machine=machine and files)
@@ -137,7 +137,7 @@ def fork_behind(
 def fork_parent_of(parent: SessionReader) -> ForkParent:
     """Return a session as the parent of forks."""
     if isinstance(parent, Session):
-        return parent.fork_parent()
+        return parent.parts.fork_parent()
     return ForkParent(parent.internals, find_profile(parent.internals.row.profile))
 
 
@@ -157,7 +157,7 @@ def rewind_before_event(
     Raises:
         NotFound: "no_event" if there is no such event.
     """
-    view, pipeline, navigation = session.internals, session.pipeline, session.navigation
+    view, pipeline, navigation = session.internals, session.parts.pipeline, session.parts.navigation
     sessions, store, host = view.services, view.store, navigation.participant
     if not 1 < seq <= pipeline.writer.tip.seq:
         raise NotFound("no_event", f"event {seq} of {session.name!r} cannot be gone back before")

@@ -113,7 +113,7 @@ def _open_present_files(view: SessionReader) -> Iterator[_PresentFiles]:
     """Yield the present files. Raise Conflict("session_closed") if the session cannot be opened."""
     check_fits(view.row, NO_FILES, "")
     store = view.store
-    opened = view.attached_files if isinstance(view, Session) else None
+    opened = view.parts.files.attached if isinstance(view, Session) else None
     row = (
         view.internals.services.workspaces.table.get(view.row.branch)
         if view.row.has_files

@@ -32,7 +32,7 @@ def commit_with_files(session: Session, files: Workspace, message: str) -> Commi
 
     The directory is committed on its own branch too. With nothing new, the head is returned.
     """
-    session.navigation.head_image = _commit_files(files, message)
+    session.parts.navigation.head_image = _commit_files(files, message)
     return session.commit(message)
 
 
@@ -81,7 +81,7 @@ def commit_directory_head(session: Session, files: Workspace, message: str) -> N
     """Commit the session with the files of the directory's last commit."""
     head = files.head
     if head is not None:
-        session.navigation.head_image = files.store.history.state(from_hex(head.oid)).machine
+        session.parts.navigation.head_image = files.store.history.state(from_hex(head.oid)).machine
         session.commit(message)
 
 

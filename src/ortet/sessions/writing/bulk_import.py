@@ -42,15 +42,15 @@ def append_events(
         check_plain(data)
         if "." in kind:
             check_custom_kind(kind)
-    session.pipeline.begin_change()
+    session.parts.pipeline.begin_change()
     store = session.store
     if not any(is_large(one.data) for one in several):
         drafts = [Draft(kind, data, store.author) for kind, data in several]
-        events = session.pipeline.writer.add(*drafts, rows=rows, durable=True)
+        events = session.parts.pipeline.writer.add(*drafts, rows=rows, durable=True)
     else:
         events = run_with_sweep_retry(store, lambda: _add_large(session, several, rows))
     if several:
-        session.pipeline.auto_commit_if_due(*several[-1])
+        session.parts.pipeline.auto_commit_if_due(*several[-1])
     return events
 
 
@@ -59,12 +59,14 @@ def _add_large(
 ) -> list[Event]:
     store = session.store
     with store.writing():  # a sweep must not delete the object before the event exists
-        return session.pipeline.writer.add(*drafts_of(store, several), rows=rows, durable=True)
+        return session.parts.pipeline.writer.add(
+            *drafts_of(store, several), rows=rows, durable=True
+        )
 
 
 def commit_if_many_events(session: Session, message: str) -> None:
     """Commit a session with many events since the last commit. Each open reads all of them."""
-    if session.pipeline.writer.tip.seq - session.event_log.base.seq >= _COMMIT_AFTER_EVENTS:
+    if session.parts.pipeline.writer.tip.seq - session.event_log.base.seq >= _COMMIT_AFTER_EVENTS:
         session.commit(message)
 
 
@@ -97,8 +99,8 @@ def import_events(
         Refused: "budget_spent" if the spend exceeds the budget. The events are recorded and the
             session is paused.
     """
-    session.pipeline.begin_change()
-    ledger, budget = session.pipeline.writer, session.pipeline.budget
+    session.parts.pipeline.begin_change()
+    ledger, budget = session.parts.pipeline.writer, session.parts.pipeline.budget
     with ledger.exclusive():
         filled = list(_complete_drafts(session, map(ledger.redacted, drafts)))
         rows = _effect_row_changes(session, filled)
@@ -108,7 +110,7 @@ def import_events(
             spend.amounts, model=spend.model, drafts=filled, extra_rows=rows, at=spend.at
         )
     if refusal is not None:
-        session.pipeline.stop(refusal)
+        session.parts.pipeline.stop(refusal)
     return events
 
 
@@ -137,7 +139,7 @@ def restore_after_event(session: Session, seq: int) -> None:
 
 
 def _commit_after_event(session: Session, seq: int) -> Oid:
-    session.pipeline.writer.flush()
+    session.parts.pipeline.writer.flush()
     return commit_at(session.internals.services, session.row, session.event_log, seq)
 
 
@@ -161,7 +163,7 @@ def _effect_row_changes(session: Session, drafts: Sequence[Draft]) -> list[RowCh
     """Return the effect rows of the family that these events describe."""
     kind = f"deed/{session.row.family}"
     found: dict[str, EffectRow] = {}
-    for seq, draft in enumerate(drafts, session.pipeline.writer.tip.seq + 1):
+    for seq, draft in enumerate(drafts, session.parts.pipeline.writer.tip.seq + 1):
         data = draft.data
         if draft.kind == "begun":
             intent = {name: data[name] for name in _INTENT}
