@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from ortet._util.validation import (
     CALLABLE,
@@ -161,18 +162,18 @@ class Conversation:
     @overload
     def plan(self, steps: Sequence[str]) -> Event: ...
 
-    def plan(self, steps: Sequence[str] | None = None) -> Event | SessionPlan:
+    def plan(self, steps: Sequence[str] | UnsetType = UNSET) -> Event | SessionPlan:
         """Set the plan, or return it.
 
         Setting a plan makes its first step the current one.
 
         Args:
-            steps: the steps in order; None returns the present plan.
+            steps: the steps in order. Without this argument, the present plan is returned.
 
         Returns:
             The event, or without arguments the plan with its `steps` and the current `step`.
         """
-        if steps is None:
+        if isinstance(steps, UnsetType):
             core = self._context.state.core
             return SessionPlan(list(core.plan), core.step)
         return self._verbs.add("plan", {"steps": check_texts("steps", steps)})

@@ -18,6 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Protocol, TypeVar, overload
 
+from msgspec import UNSET, UnsetType
+
 from ortet._util.validation import FLAG, POSITIVE_COUNT, check_text, require
 from ortet.history.commits import CommitInfo
 from ortet.history.refs import Ref
@@ -354,18 +356,18 @@ class Session(SessionReader):
     @overload
     def plan(self, steps: Sequence[str]) -> Event: ...
 
-    def plan(self, steps: Sequence[str] | None = None) -> Event | SessionPlan:
+    def plan(self, steps: Sequence[str] | UnsetType = UNSET) -> Event | SessionPlan:
         """Set the plan, or return it.
 
         Setting a plan makes its first step the current one.
 
         Args:
-            steps: the steps in order; None returns the present plan.
+            steps: the steps in order. Without this argument, the present plan is returned.
 
         Returns:
             The event, or without arguments the plan with its `steps` and the current `step`.
         """
-        if steps is None:
+        if isinstance(steps, UnsetType):
             return self.conversation.plan()
         return self.conversation.plan(steps)
 
