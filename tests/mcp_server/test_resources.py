@@ -53,7 +53,7 @@ def test_resources_before_the_first_record_say_so_and_make_no_store(project: Pro
             with pytest.raises(MCPError, match="nothing is recorded"):
                 await agent.read("journal")
             said = await agent.client.get_prompt("resume_work")
-            assert "begin afresh" in said.messages[0].content.text  # type: ignore[union-attr]
+            assert "start from the beginning" in said.messages[0].content.text  # type: ignore[union-attr]
 
     drive(work)
     assert not (project.home / "data").exists()  # who only looks makes no store

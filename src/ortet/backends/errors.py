@@ -19,7 +19,7 @@ def key_exists(key: str) -> Conflict:
 def head_moved(name: str, expect: Oid | None, found: Oid | None) -> Conflict:
     return Conflict(
         "head_moved",
-        f"{name} is at {_short(found)}, not at {_short(expect)}: look at it again, then repeat",
+        f"{name} is at {_short(found)}, not at {_short(expect)}: read the head again, then repeat",
         name=name,
         expect=expect and expect.hex(),
         found=found and found.hex(),

@@ -23,7 +23,7 @@ _OURS, _THEIRS, _STALE = 1, 2, 4
 
 
 class CommitInfo(msgspec.Struct, frozen=True):
-    """A commit. It is accepted wherever a verb takes a ref.
+    """A commit. Every method that takes a ref also takes a CommitInfo.
 
     Attributes:
         oid: Id of the commit, in hex.
@@ -178,7 +178,10 @@ class History:
         return min(found, key=lambda oid: (-self.read(oid).time, oid), default=None)
 
     def _topological_order(self, oid: Oid) -> Iterator[Oid]:
-        """Yield all ancestors, children first. Read nothing ahead while history is linear."""
+        """Yield the commit and its ancestors, children before parents.
+
+        While each commit has one parent, a commit is read only when the caller asks for it.
+        """
         at = oid
         while len(parents := self.read(at).parents) < 2:
             yield at

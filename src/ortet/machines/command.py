@@ -177,21 +177,23 @@ class _CommandPipes:
 
     def pump_until(self, deadline: float | None, stdin: bytes | None) -> bool:
         """Pump until the command ends (return False) or the deadline passes (return True)."""
-        rest = memoryview(stdin or b"")
+        remaining_input = memoryview(stdin or b"")
         if self._process.stdin is not None:
             os.set_blocking(self._process.stdin.fileno(), False)
             self._selector.register(self._process.stdin, selectors.EVENT_WRITE)
         while True:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+            seconds_left = None if deadline is None else deadline - time.monotonic()
+            if seconds_left is not None and seconds_left <= 0:
                 return True
             if self._pidfd is None:
-                left = _POLL_SECONDS if left is None else min(left, _POLL_SECONDS)
+                seconds_left = (
+                    _POLL_SECONDS if seconds_left is None else min(seconds_left, _POLL_SECONDS)
+                )
             for key, _ in self._selector.select(
-                None if left is None else min(left, MAX_POLL_SECONDS)
+                None if seconds_left is None else min(seconds_left, MAX_POLL_SECONDS)
             ):
                 if key.fileobj is self._process.stdin:
-                    rest = self._feed(rest)
+                    remaining_input = self._feed(remaining_input)
                 elif key.fileobj == self._pidfd:
                     return False
                 else:
@@ -205,14 +207,16 @@ class _CommandPipes:
         A thread drains the pipes that background children still hold.
         """
         for stream in list(self._open):
-            left = _capacity(stream)
-            while left > 0 and (got := self._read(stream, left)):
-                left -= got
+            bytes_left = _capacity(stream)
+            while bytes_left > 0 and (count := self._read(stream, bytes_left)):
+                bytes_left -= count
         code = self._process.wait()
-        held = [os.dup(stream.fileno()) for stream in self._open]
+        held_pipes = [os.dup(stream.fileno()) for stream in self._open]
         self.close()
-        if held:
-            threading.Thread(target=_drain, args=(held,), daemon=True, name="ortet-drain").start()
+        if held_pipes:
+            threading.Thread(
+                target=_drain, args=(held_pipes,), daemon=True, name="ortet-drain"
+            ).start()
         return 128 - code if code < 0 else code
 
     def texts(self) -> tuple[str, str]:
@@ -227,18 +231,20 @@ class _CommandPipes:
                 stream.close()
         self._process.wait()
 
-    def _feed(self, rest: memoryview) -> memoryview:
+    def _feed(self, remaining_input: memoryview) -> memoryview:
         assert self._process.stdin is not None
         try:
-            rest = rest[os.write(self._process.stdin.fileno(), rest[:_CHUNK]) :]
+            remaining_input = remaining_input[
+                os.write(self._process.stdin.fileno(), remaining_input[:_CHUNK]) :
+            ]
         except BlockingIOError:
-            return rest
+            return remaining_input
         except BrokenPipeError:
-            rest = rest[:0]  # the command closed its stdin
-        if not rest:
+            remaining_input = remaining_input[:0]  # the command closed its stdin
+        if not remaining_input:
             self._selector.unregister(self._process.stdin)
             self._process.stdin.close()
-        return rest
+        return remaining_input
 
     def _read(self, stream: IO[bytes], max_bytes: int = _CHUNK) -> int:
         """Read once and return the number of bytes; 0 if nothing is there or at the end."""
@@ -267,10 +273,10 @@ class HeadTailBuffer:
         self._cut = 0
 
     def add(self, data: bytes) -> None:
-        room = self._half - len(self._head)
-        if room > 0:
-            self._head += data[:room]
-            data = data[room:]
+        free_bytes = self._half - len(self._head)
+        if free_bytes > 0:
+            self._head += data[:free_bytes]
+            data = data[free_bytes:]
         self._tail += data
         if len(self._tail) > 2 * self._half:
             self._trim()
@@ -281,10 +287,10 @@ class HeadTailBuffer:
         return (self._head + marker + self._tail).decode("utf-8", "replace")
 
     def _trim(self) -> None:
-        over = len(self._tail) - self._half
-        if over > 0:
-            self._cut += over
-            del self._tail[:over]
+        excess = len(self._tail) - self._half
+        if excess > 0:
+            self._cut += excess
+            del self._tail[:excess]
 
 
 def check_run(

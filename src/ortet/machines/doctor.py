@@ -1,4 +1,4 @@
-"""Tests what this host can do, and says for each missing feature what to change."""
+"""Probes the features of this host, and names a remedy for each one that is missing."""
 
 from __future__ import annotations
 
@@ -37,22 +37,28 @@ def probe_host(store: Path, engines: Iterable[Engine] = (), *, criu: str = "") -
     `store` need not exist, and is not created.
     """
     engines = list(engines)
-    found = [line for engine in engines for line in engine.probe()]
+    capabilities = [capability for engine in engines for capability in engine.probe()]
     with tempfile.TemporaryDirectory(
         prefix=".ortet-doctor-", dir=_nearest_directory(store)
     ) as name:
-        place = Path(name)
+        directory = Path(name)
         if "overlay" not in {engine.name for engine in engines}:
             zygote = Zygote(rootless=not is_privileged())
             try:
-                found += probe_overlay(place, zygote)
+                capabilities += probe_overlay(directory, zygote)
             finally:
                 zygote.close()
         if "criu" not in {engine.name for engine in engines}:
-            found += probe_criu(find_criu(criu))
-        found += [*probe_limits(CgroupFactory()), *probe_network()]
-        found += [_reflink(place), _sync(place), _space(place), _watches(), _sqlite()]
-    return found
+            capabilities += probe_criu(find_criu(criu))
+        capabilities += [*probe_limits(CgroupFactory()), *probe_network()]
+        capabilities += [
+            _reflink(directory),
+            _sync(directory),
+            _space(directory),
+            _watches(),
+            _sqlite(),
+        ]
+    return capabilities
 
 
 def _nearest_directory(path: Path) -> Path:
@@ -66,39 +72,39 @@ def _nearest_directory(path: Path) -> Path:
     return path if os.access(path, os.W_OK) else Path(tempfile.gettempdir())
 
 
-def _reflink(place: Path) -> Capability:
+def _reflink(directory: Path) -> Capability:
     """Test copies that share content until one is changed, on the file system of the store."""
-    with (place / "one").open("wb+") as one, (place / "two").open("wb") as two:
+    with (directory / "one").open("wb+") as one, (directory / "two").open("wb") as two:
         one.write(b"x" * 4096)
         one.flush()
         try:
             fcntl.ioctl(two.fileno(), FICLONE, one.fileno())
         except OSError as error:
-            why = f"copies cost space and time here ({error.strerror})"
+            why = f"the file system cannot share the content of copies ({error.strerror})"
             fix = "put the store on btrfs or xfs; the overlay engine does not need it"
             return Capability("reflink", False, why, fix)
     return Capability("reflink", True, "copies of files share their content")
 
 
-def _sync(place: Path) -> Capability:
+def _sync(directory: Path) -> Capability:
     """Measure the time of an fsync. Every commit waits for one."""
     times = []
-    with (place / "sync").open("wb") as file:
+    with (directory / "sync").open("wb") as file:
         for _ in range(9):
             file.write(b"x" * 4096)
             file.flush()
             began = time.perf_counter()
             os.fsync(file.fileno())
             times.append(time.perf_counter() - began)
-    middle = sorted(times)[len(times) // 2]
-    detail = f"{middle * 1000:.2f} ms"
-    if middle <= SLOW_FSYNC_SECONDS:
+    median = sorted(times)[len(times) // 2]
+    detail = f"{median * 1000:.2f} ms"
+    if median <= SLOW_FSYNC_SECONDS:
         return Capability("fsync", True, detail)
     return Capability("fsync", False, f"{detail} for each commit", "put the store on a local SSD")
 
 
-def _space(place: Path) -> Capability:
-    free = shutil.disk_usage(place).free
+def _space(directory: Path) -> Capability:
+    free = shutil.disk_usage(directory).free
     detail = f"{free / (1 << 30):.1f} GiB free"
     if free >= MIN_FREE_BYTES:
         return Capability("disk", True, detail)
@@ -108,27 +114,27 @@ def _space(place: Path) -> Capability:
 def _watches() -> Capability:
     if not _INOTIFY.is_dir():
         why = f"{platform.system()} has no inotify"
-        return Capability("watch", False, why, "commits of a directory look at every file")
+        return Capability("watch", False, why, "without it, each commit checks every file")
     watches, instances = (
         int((_INOTIFY / name).read_text()) for name in ("max_user_watches", "max_user_instances")
     )
     detail = f"{watches} directories, {instances} watchers"
     if watches >= MIN_INOTIFY_WATCHES and instances >= MIN_INOTIFY_INSTANCES:
         return Capability("watch", True, detail)
-    name, least = (
+    name, minimum = (
         ("watches", MIN_INOTIFY_WATCHES)
         if watches < MIN_INOTIFY_WATCHES
         else ("instances", MIN_INOTIFY_INSTANCES)
     )
-    return Capability("watch", False, detail, f"sysctl fs.inotify.max_user_{name}={least}")
+    return Capability("watch", False, detail, f"sysctl fs.inotify.max_user_{name}={minimum}")
 
 
 def _sqlite() -> Capability:
-    import apsw  # noqa: PLC0415 - 10 ms that only this line needs
+    import apsw  # noqa: PLC0415 - the import takes 10 ms, and only this function needs it
 
     version = apsw.sqlite_lib_version()
     if tuple(int(part) for part in version.split(".")) >= MIN_SQLITE_VERSION:
         return Capability("sqlite", True, version)
-    least = ".".join(map(str, MIN_SQLITE_VERSION))
+    minimum = ".".join(map(str, MIN_SQLITE_VERSION))
     fix = f"{sys.executable} -m pip install --upgrade apsw"
-    return Capability("sqlite", False, f"{version} is older than {least}", fix)
+    return Capability("sqlite", False, f"{version} is older than {minimum}", fix)

@@ -106,7 +106,9 @@ class _BlockTreeBuilder:
         with ThreadPoolExecutor(2, "ortet-blocks") as pool:
             for start, oid in zip(
                 starts,
-                pool.map(lambda at: self._build_leaf(at, min(_LEAF_BYTES, size - at)), starts),
+                pool.map(
+                    lambda offset: self._build_leaf(offset, min(_LEAF_BYTES, size - offset)), starts
+                ),
                 strict=True,
             ):
                 self._leaves[start] = oid
@@ -116,14 +118,14 @@ class _BlockTreeBuilder:
 
         Skip holes in one step: they may be terabytes.
         """
-        at = 0
-        while at < size:
-            end = self._hole_end(at)
-            if end >= min(at + _LEAF_BYTES, size):
-                at = size if end >= size else end // _LEAF_BYTES * _LEAF_BYTES
+        offset = 0
+        while offset < size:
+            end = self._hole_end(offset)
+            if end >= min(offset + _LEAF_BYTES, size):
+                offset = size if end >= size else end // _LEAF_BYTES * _LEAF_BYTES
             else:
-                yield at
-                at += _LEAF_BYTES
+                yield offset
+                offset += _LEAF_BYTES
 
     def _hole_end(self, start: int) -> int:
         """Return where the hole around `start` ends, or `start` if it is not in a hole."""
@@ -138,19 +140,19 @@ class _BlockTreeBuilder:
             return self._build_leaf(start, size) if known is None else known
         span = _LEAF_BYTES * BLOCK_FANOUT ** (level - 1)
         children = [
-            self._build_node(level - 1, at, min(span, start + size - at))
-            for at in range(start, start + size, span)
+            self._build_node(level - 1, offset, min(span, start + size - offset))
+            for offset in range(start, start + size, span)
         ]
         return self._put(level, size, children)
 
     def _build_leaf(self, start: int, size: int) -> Oid:
         children: list[Oid] = []
-        for at in range(start, start + size, BLOCK_BYTES):
-            length = min(BLOCK_BYTES, start + size - at)
-            if self._hole_end(at) >= at + length:
+        for offset in range(start, start + size, BLOCK_BYTES):
+            length = min(BLOCK_BYTES, start + size - offset)
+            if self._hole_end(offset) >= offset + length:
                 children.append(self._build_zeros(-1, length))
             else:
-                children.append(self._objects.put(Kind.BLOB, self._read(at, length)))
+                children.append(self._objects.put(Kind.BLOB, self._read(offset, length)))
         return self._put(0, size, children)
 
     def _build_zeros(self, level: int, size: int) -> Oid:
@@ -221,9 +223,13 @@ def _read_window(
 ) -> Iterator[bytes]:
     """Yield some blocks in file order. They are read in pack order."""
     found = dict(objects.get_many(oid for oid, _, _ in window))
-    for oid, at, size in window:
+    for oid, offset, size in window:
         data = _check_blob_size(found[oid], size, oid)
-        yield data if start <= at and at + size <= stop else data[max(0, start - at) : stop - at]
+        yield (
+            data
+            if start <= offset and offset + size <= stop
+            else data[max(0, start - offset) : stop - offset]
+        )
 
 
 def _blocks_in_range(
@@ -234,13 +240,15 @@ def _blocks_in_range(
     first = max(0, start - base) // span
     last = min(node.size, stop - base)
     for number in range(first, (last + span - 1) // span):
-        at = base + number * span
-        size = min(span, base + node.size - at)
+        offset = base + number * span
+        size = min(span, base + node.size - offset)
         oid = Oid(node.children[number * OID_BYTES : (number + 1) * OID_BYTES])
         if node.level:
-            yield from _blocks_in_range(objects, _load_blocks(objects, oid, size), at, start, stop)
+            yield from _blocks_in_range(
+                objects, _load_blocks(objects, oid, size), offset, start, stop
+            )
         else:
-            yield oid, at, size
+            yield oid, offset, size
 
 
 def _load_blocks(objects: ObjectStore, oid: bytes, size: int) -> Blocks:
@@ -253,13 +261,13 @@ def _load_blocks(objects: ObjectStore, oid: bytes, size: int) -> Blocks:
         or len(node.children) != count * OID_BYTES
         or count > BLOCK_FANOUT
     ):
-        raise _corrupt_blocks(oid, "is not the block list its parent asks for")
+        raise _corrupt_blocks(oid, "is not a block list of the size that its parent records")
     return node
 
 
 def _check_blob_size(data: bytes, size: int, oid: bytes) -> bytes:
     if len(data) != size:
-        raise _corrupt_blocks(oid, f"has {len(data)} bytes, its file asks for {size}")
+        raise _corrupt_blocks(oid, f"has {len(data)} bytes, but the file record says {size}")
     return data
 
 

@@ -83,7 +83,7 @@ class _Call:
                 "the operation covers all agents, and the token is limited to some: use "
                 "another token",
             )
-        rooms = self._context.tenants.session_pool(caller.tenant)
+        pool = self._context.tenants.session_pool(caller.tenant)
         given: dict[str, Any] = {}
         if operation.request_type is not None:
             given["ask"] = wire.parse_request(
@@ -94,18 +94,18 @@ class _Call:
             )
         if operation.wants_caller:
             given["caller"] = caller
-        if operation.wants_rooms:
-            given["rooms"] = rooms
+        if operation.wants_pool:
+            given["pool"] = pool
         key = request.headers.get("idempotency-key")
         if operation.wants_key:
             given["key"] = check_key(key) if key is not None else ""
         if key is None or operation.wants_key or not operation.writes:
-            return self._run_timed(rooms, given)
+            return self._run_timed(pool, given)
         where = f"{request.url.path}?{request.url.query}"
         asked = f"{operation.method} {where}\n".encode() + self.body
-        with rooms.hub() as hub:
+        with pool.hub() as hub:
             answer, before = run_idempotent(
-                hub, key, caller.token, asked, lambda: self._run_timed(rooms, given)
+                hub, key, caller.token, asked, lambda: self._run_timed(pool, given)
             )
         if before:
             self._context.metrics.count("ortet_replays_total")

@@ -1,4 +1,4 @@
-"""Protects a commit that is referenced only by its id from a concurrent sweep on another host."""
+"""Protects a commit that nothing refers to yet from a concurrent sweep on another host."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 def pin_commit(
     store: StoreContext, commit: Oid, *, reachable_from: Oid | None = None, branch: str = ""
 ) -> None:
-    """Ensure that `commit` and all objects it needs exist, before a head or row refers to it.
+    """Ensure that `commit` and all objects that it needs exist, before a head or row refers to it.
 
     Must be called within `store.writing()`. Objects that are only in packs about to be deleted are
-    put again durably. Nothing has to be checked if a head already reaches the commit. A store on
-    this host blocks sweeps during a write, so nothing is done there either.
+    stored again. If a head already reaches the commit, no object is checked. A local store needs no
+    check at all, because a write blocks its sweeps.
 
     Args:
         store: The open store.
@@ -48,18 +48,18 @@ def pin_commit(
         store.objects, _record_kinds(references_after_erasure(store.objects), kinds, known)
     )
 
-    def gone(link: ObjectRef, parent: Oid | None, error: OrtetError) -> None:
+    def raise_swept(link: ObjectRef, parent: Oid | None, error: OrtetError) -> None:
         del link, parent
         raise _commit_swept(commit, error) from error
 
-    marks.add([ObjectRef(commit, Kind.COMMIT)], on_broken=gone)
-    again = [oid for oid in kinds if not store.objects.has(oid)]
-    for oid in again:
+    marks.add([ObjectRef(commit, Kind.COMMIT)], on_broken=raise_swept)
+    endangered = [oid for oid in kinds if not store.objects.has(oid)]
+    for oid in endangered:
         try:
             store.objects.put(kinds[oid], store.objects.get(oid))
         except NotFound as error:
             raise _commit_swept(commit, error) from error
-    if again:
+    if endangered:
         store.objects.flush()
     failpoint("relied")
 
@@ -67,15 +67,15 @@ def pin_commit(
 def ref_writer(store: StoreContext) -> RunPinned:
     """Return a function that pins a commit and then creates a branch or tag there, with retry."""
 
-    def named(commit: Oid, call: Callable[[], object]) -> None:
-        def act() -> None:
+    def pin_and_write(commit: Oid, write_ref: Callable[[], object]) -> None:
+        def attempt() -> None:
             with store.writing():
                 pin_commit(store, commit)
-                call()
+                write_ref()
 
-        run_with_sweep_retry(store, act)
+        run_with_sweep_retry(store, attempt)
 
-    return named
+    return pin_and_write
 
 
 def _is_reachable(
@@ -92,9 +92,9 @@ def _is_reachable(
         return False
     from ortet.history.refs import load_reflog_expiry
 
-    gone = load_reflog_expiry(store.catalog)
+    expiry = load_reflog_expiry(store.catalog)
     return any(
-        commit in (op.old, op.new) for op in store.refs.reflog(branch) if not gone.covers(op)
+        commit in (op.old, op.new) for op in store.refs.reflog(branch) if not expiry.covers(op)
     )
 
 
@@ -103,13 +103,13 @@ def _record_kinds(
 ) -> Callable[[Kind, bytes], Iterator[ObjectRef]]:
     """Wrap `walk`: skip the commits in `skip`, and record the kind of every object found."""
 
-    def noting(kind: Kind, data: bytes) -> Iterator[ObjectRef]:
+    def walk_and_record(kind: Kind, data: bytes) -> Iterator[ObjectRef]:
         for link in walk(kind, data):
             if link.kind is not Kind.COMMIT or link.oid not in skip:
                 kinds.setdefault(link.oid, link.kind)
                 yield link
 
-    return noting
+    return walk_and_record
 
 
 def _commit_swept(commit: Oid, error: OrtetError) -> OrtetError:
@@ -121,7 +121,7 @@ def _commit_swept(commit: Oid, error: OrtetError) -> OrtetError:
         return error
     return NotFound(
         "commit_swept",
-        f"commit {to_hex(commit)[:12]} was swept away, or some of what it needs: no branch, tag or "
-        "reflog led to it any more; `ortet log` shows what there is",
+        f"commit {to_hex(commit)[:12]}, or an object that it needs, was swept: no branch, tag or "
+        "reflog led to it any more; `ortet log` lists the commits that exist",
         oid=to_hex(commit),
     )

@@ -38,9 +38,8 @@ class StallDetector:
         self._max_stall_seconds = max_stall_seconds
         self._lock = Lock()
         self._probed_at = 0.0
-        self._stalled_since: float | None = (
-            None  # start of the current stall; None if the server answers
-        )
+        self._stalled_since: float | None = None
+        """The start of the current stall; None if the server answers."""
 
     def reset(self) -> None:
         """Record that the server has answered."""
@@ -53,22 +52,20 @@ class StallDetector:
         Return the time when the server was last known to answer. Raise ServerStalled if the stall
         lasts too long.
         """
-        patience = current_lock_timeout()
-        longest = (
-            self._max_stall_seconds
-            if patience is None
-            else min(self._max_stall_seconds, patience.seconds)
-        )
-        if time.monotonic() - began < min(_PROBE_AFTER_SECONDS, longest):
+        timeout = current_lock_timeout()
+        limit = self._max_stall_seconds
+        if timeout is not None:
+            limit = min(limit, timeout.seconds)
+        if time.monotonic() - began < min(_PROBE_AFTER_SECONDS, limit):
             return began
         since = self._probe_stall(began)
         if since is None:
             return time.monotonic()
-        if time.monotonic() - since < longest:
+        if time.monotonic() - since < limit:
             return began
-        if patience is not None:
-            patience.expire()
-        raise ServerStalled(f"it has not answered for {time.monotonic() - since:.0f} s")
+        if timeout is not None:
+            timeout.expire()
+        raise ServerStalled(f"the server has not answered for {time.monotonic() - since:.0f} s")
 
     def _probe_stall(self, began: float) -> float | None:
         """Return the start of the stall, or None. One thread probes for all that wait."""
@@ -105,11 +102,11 @@ class MonitoredConnection(psycopg.Connection[Any]):
     detector: StallDetector | None = None
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
-        watch = self.detector
-        if watch is None:
+        detector = self.detector
+        if detector is None:
             return super().wait(gen, *args, **kwargs)
         try:
-            return super().wait(_monitor(gen, watch), *args, **kwargs)
+            return super().wait(_monitor(gen, detector), *args, **kwargs)
         except ServerStalled:
             with suppress(psycopg.Error):
                 self.close()

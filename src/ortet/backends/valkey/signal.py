@@ -20,7 +20,7 @@ def valkey_signal(address: ValkeyAddress, namespace: str) -> PubSubSignal:
 
 class _ValkeyTransport(msgspec.Struct, frozen=True):
     address: ValkeyAddress
-    head: str
+    channel_prefix: str
 
     name = "valkey"
     has_prefix_filter = True
@@ -32,16 +32,16 @@ class _ValkeyTransport(msgspec.Struct, frozen=True):
         return ValkeyClient(self.address).connection_errors
 
     def connect_publisher(self) -> Publisher:
-        return _ValkeyPublisher(ValkeyClient(self.address).connect(), self.head)
+        return _ValkeyPublisher(ValkeyClient(self.address).connect(), self.channel_prefix)
 
     def connect_subscriber(self, prefix: str) -> Subscriber:
-        line = ValkeyClient(self.address).connect()
+        connection = ValkeyClient(self.address).connect()
         try:
-            line.call("PSUBSCRIBE", f"{self.head}{prefix}*")
+            connection.call("PSUBSCRIBE", f"{self.channel_prefix}{prefix}*")
         except BaseException:
-            line.close()
+            connection.close()
             raise
-        return _ValkeySubscriber(line, self.head)
+        return _ValkeySubscriber(connection, self.channel_prefix)
 
 
 class _ValkeyPublisher:
@@ -64,15 +64,15 @@ class _ValkeySubscriber:
         self._channel_prefix = channel_prefix
 
     def receive(self) -> list[str]:
-        told = self._connection.receive(_KEEPALIVE_SECONDS)
-        if told is None:
+        message = self._connection.receive(_KEEPALIVE_SECONDS)
+        if message is None:
             self._connection.send("PING")
-            told = self._connection.receive(_KEEPALIVE_TIMEOUT_SECONDS)
-            if told is None:
+            message = self._connection.receive(_KEEPALIVE_TIMEOUT_SECONDS)
+            if message is None:
                 raise TimeoutError("the server does not answer")
-        if told[0] != b"pmessage":
+        if message[0] != b"pmessage":
             return []
-        return [told[2].decode("utf-8", "replace")[len(self._channel_prefix) :]]
+        return [message[2].decode("utf-8", "replace")[len(self._channel_prefix) :]]
 
     def wake(self) -> None:
         self._connection.close()

@@ -102,7 +102,7 @@ class OrtetSession:
     async def get_items(
         self, limit: int | None = None, branch_id: str | None = None
     ) -> list[TResponseInputItem]:
-        """Return the items in order, or exactly the latest ones.
+        """Return the items of a branch in order; with a limit, only the latest ones.
 
         The Runner counts the items and drops results without their calls itself. If the context was
         compacted, the summary comes first.
@@ -120,7 +120,7 @@ class OrtetSession:
         return cast("list[TResponseInputItem]", items)
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
-        """Append all items or none; they are on disk when this returns.
+        """Append all items in one transaction. They are on disk when the call returns.
 
         Args:
             items: Items of the Responses API.
@@ -217,7 +217,7 @@ class OrtetSession:
         await self._branches.delete(branch_id, force)
 
     async def list_branches(self) -> list[dict[str, Any]]:
-        """Return all branches with their message counts, including forks made by other means."""
+        """Return all branches with their message counts, also forks that other programs made."""
         return await self._branches.list_branches()
 
     # Turns and usage.
@@ -360,7 +360,7 @@ class OrtetCompactingSession:
     async def get_items(
         self, limit: int | None = None, branch_id: str | None = None
     ) -> list[TResponseInputItem]:
-        """Return the items in order, or exactly the latest ones: see `OrtetSession.get_items`."""
+        """Return the items in order: see `OrtetSession.get_items`."""
         return await self._session.get_items(limit, branch_id)
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
@@ -409,7 +409,7 @@ class OrtetCompactingSession:
         await self._session.delete_branch(branch_id, force)
 
     async def list_branches(self) -> list[dict[str, Any]]:
-        """Return all branches with their message counts, including forks made by other means."""
+        """Return all branches with their message counts, also forks that other programs made."""
         return await self._session.list_branches()
 
     async def store_run_usage(self, result: RunResultBase) -> None:

@@ -118,7 +118,7 @@ def make_compaction(
             f"the summary is {type(summary).__name__}, not text: give a function of a list of "
             "messages that returns str",
         )
-    rules = [message.seq for message in messages if message.role in _SYSTEM_ROLES]
+    system_messages = [message.seq for message in messages if message.role in _SYSTEM_ROLES]
     return Compaction(
         first=events[0].seq,
         last=events[-1].seq,
@@ -126,7 +126,7 @@ def make_compaction(
         digest=digest_of(events, hasher),
         summary=summary,
         before=before.seq if before else 0,
-        rules=[*(before.rules if before else []), *rules][:_MAX_SYSTEM_MESSAGES],
+        rules=[*(before.rules if before else []), *system_messages][:_MAX_SYSTEM_MESSAGES],
     )
 
 
@@ -158,15 +158,17 @@ def recover_messages(
     return [message_of(event) for event in messages if not event.erased]
 
 
-def compactions(at: int, read: Callable[[int, int], Iterable[Event]]) -> Iterator[Compaction]:
+def compactions(seq: int, read: Callable[[int, int], Iterable[Event]]) -> Iterator[Compaction]:
     """Yield the compaction at event `at` and all before it, newest first."""
-    while at:
-        (event,) = read(at - 1, at)
-        past = compaction_of(event)
-        yield past
-        at = past.before
+    while seq:
+        (event,) = read(seq - 1, seq)
+        compaction = compaction_of(event)
+        yield compaction
+        seq = compaction.before
         if event.erased:  # the link to the previous one was erased with the body
-            at = max((e.seq for e in read(0, past.seq - 1) if e.kind == event.kind), default=0)
+            seq = max(
+                (e.seq for e in read(0, compaction.seq - 1) if e.kind == event.kind), default=0
+            )
 
 
 def summary_message(compaction: Compaction) -> Message:

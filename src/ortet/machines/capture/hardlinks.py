@@ -1,4 +1,4 @@
-"""Hardlink groups: the names of a workspace that are the same file; and moved directories."""
+"""Finds the names of a workspace that are hardlinks of one file, and directories that moved."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def walk_index(index: StatIndex) -> Iterator[tuple[bytes, DirectoryNode]]:
 
 
 def put_links(objects: ObjectStore, index: StatIndex) -> bytes:
-    """Store the groups of two and more names; return b"" if there are none."""
+    """Store the hardlink groups of an index as a list of paths each, and return the Oid.
+
+    Return b"" if every file has one name in the workspace.
+    """
     groups: dict[Inode, list[bytes]] = {}
     for path, node in walk_index(index):
         for name in node.linked:
@@ -36,7 +39,10 @@ def put_links(objects: ObjectStore, index: StatIndex) -> bytes:
 
 
 def names_of_inodes(index: StatIndex, inodes: set[Inode]) -> dict[bytes, set[bytes]]:
-    """Return all names of these files, by directory. A change by one name changes all names."""
+    """Return all names of these inodes, by directory.
+
+    A write through one name changes the file under all of its names.
+    """
     found: dict[bytes, set[bytes]] = {}
     for path, node in walk_index(index):
         for name, was in node.stats.items():
@@ -46,7 +52,7 @@ def names_of_inodes(index: StatIndex, inodes: set[Inode]) -> dict[bytes, set[byt
 
 
 def linked_inodes_below(top: DirectoryNode) -> set[Inode]:
-    """Return the files in and below a directory that have more than one name."""
+    """Return the inodes in and below a directory that have more than one name."""
     found: set[Inode] = set()
     stack = [top]
     while stack:
@@ -59,7 +65,8 @@ def linked_inodes_below(top: DirectoryNode) -> set[Inode]:
 class MovedDirectories:
     """Finds directories that were moved between two scans, so that their files are not read.
 
-    The node of a moved directory is safe to use under its new name: every file in it is compared.
+    The index node of a moved directory may be used under the new name, because the scan compares
+    every file in it with its stat.
     """
 
     def __init__(self, index: StatIndex) -> None:
@@ -70,13 +77,13 @@ class MovedDirectories:
         )
 
     def add_vanished(self, inode: Inode, node: DirectoryNode) -> None:
-        """Remember the node of a directory that is no longer at its old place."""
+        """Remember the node of a directory that is no longer at its old path."""
         self._vanished[inode] = node
 
     def pop_moved(self, inode: Inode) -> DirectoryNode | None:
         """Return the node of the directory with this inode, or None.
 
-        The node is removed from its old place in the index.
+        The node is removed from its old path in the index.
         """
         if self._index.pending:
             return None  # pending changes below it are known only by the old path
@@ -93,6 +100,6 @@ class MovedDirectories:
         node = above.dirs.pop(name, None) if above is not None else None
         if above is None or node is None:
             return None
-        above.put(name, (*above.stats[name][:9], RACY))  # so that the old place is compared
+        above.put(name, (*above.stats[name][:9], RACY))  # so that the old path is compared
         self._index.links = None
         return node

@@ -21,10 +21,11 @@ class Embedder(Protocol):
     `name` identifies the model. Use another name whenever the same text would give another vector:
     vectors of two names are never compared.
 
-    `embed` returns one vector for each text. All have the same size, and none is zero; their length
-    does not matter. One thread at a time calls it, not always the thread that created it. The
-    optional attribute `size` is the expected size. The optional attribute `trust` is the weight of
-    its ranking relative to the ranking by words (1).
+    `embed` returns one vector for each text. All vectors have the same size, and none is zero; they
+    need not be normalised. Calls come from any thread, but one at a time.
+
+    Two attributes are optional: `size`, the expected size of the vectors, and `trust`, the weight
+    of the ranking by vectors if the ranking by words has the weight 1.
     """
 
     @property

@@ -233,4 +233,4 @@ def register_metrics(context: AppContext, streams: Callable[[], int]) -> None:
 
 
 def _open_session_count(context: AppContext) -> float:
-    return sum(rooms.count for rooms in context.tenants.open_pools().values())
+    return sum(pool.count for pool in context.tenants.open_pools().values())

@@ -212,14 +212,14 @@ class EraseOf(OperationRequest, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/erase", needs="admin", filtered=True)
-def erase(rooms: SessionPool, ask: EraseOf, caller: Caller) -> ReceiptInfo:
+def erase(pool: SessionPool, ask: EraseOf, caller: Caller) -> ReceiptInfo:
     """Erase the content of events in rows, objects and archives. The events stay in the journal
     without content, also in forks that share them.
     """
-    row = rooms.row(ask.session, caller.sees)
-    with rooms.hub() as hub:
+    row = pool.row(ask.session, caller.sees)
+    with pool.hub() as hub:
         family = [one for one in hub.sessions() if one.family == row.family]
-    with _with_sessions_closed(rooms, family) as hub:
+    with _with_sessions_closed(pool, family) as hub:
         return _receipt_info(hub.erase(row.id, seqs=ask.seqs, user=ask.user))
 
 
@@ -228,11 +228,11 @@ class EraseUser(OperationRequest, frozen=True):
 
 
 @operation("POST", "/erase", needs="admin")
-def erase_user(rooms: SessionPool, ask: EraseUser) -> ReceiptInfo:
+def erase_user(pool: SessionPool, ask: EraseUser) -> ReceiptInfo:
     """Erase the actions and messages of a user in all sessions."""
-    with rooms.hub() as hub:
+    with pool.hub() as hub:
         rows = hub.sessions()
-    with _with_sessions_closed(rooms, rows) as hub:
+    with _with_sessions_closed(pool, rows) as hub:
         return _receipt_info(hub.erase(user=ask.user))
 
 

@@ -78,20 +78,20 @@ class JobsRequest(Paged, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/jobs", filtered=True)
-def list_jobs(rooms: SessionPool, ask: JobsRequest, caller: Caller) -> Page[JobInfo]:
+def list_jobs(pool: SessionPool, ask: JobsRequest, caller: Caller) -> Page[JobInfo]:
     """List the services and shells of the machine that is open in this server, running or ended."""
-    row = rooms.row(ask.session, caller.sees)
-    found = ask_machine(rooms, row, lambda inside: [job for job in inside.jobs() if job.name])
+    row = pool.row(ask.session, caller.sees)
+    found = ask_machine(pool, row, lambda inside: [job for job in inside.jobs() if job.name])
     return paginate(found, ask, lambda job: job.id)
 
 
 @operation("GET", "/sessions/{session}/processes", filtered=True)
-def list_processes(rooms: SessionPool, ask: JobsRequest, caller: Caller) -> Page[ProcessInfo]:
+def list_processes(pool: SessionPool, ask: JobsRequest, caller: Caller) -> Page[ProcessInfo]:
     """List all processes of the machine that is open in this server. The process ids are those
     inside the machine.
     """
-    row = rooms.row(ask.session, caller.sees)
-    found = ask_machine(rooms, row, lambda inside: inside.ps())
+    row = pool.row(ask.session, caller.sees)
+    found = ask_machine(pool, row, lambda inside: inside.ps())
     return paginate(found, ask, lambda one: one.pid)
 
 
@@ -101,15 +101,15 @@ class OfJob(OperationRequest, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/jobs/{name}", filtered=True)
-def show_job(rooms: SessionPool, ask: OfJob, caller: Caller) -> JobInfo:
+def show_job(pool: SessionPool, ask: OfJob, caller: Caller) -> JobInfo:
     """Show a service or shell, running or ended."""
-    row = rooms.row(ask.session, caller.sees)
+    row = pool.row(ask.session, caller.sees)
 
     def look(inside: InitClient) -> JobInfo:
         number = inside.job(ask.name).id
         return next(one for one in inside.jobs() if one.id == number)
 
-    return ask_machine(rooms, row, look)
+    return ask_machine(pool, row, look)
 
 
 class ReadOutput(OfJob, frozen=True):
@@ -139,15 +139,15 @@ class Output(msgspec.Struct, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/jobs/{name}/output", filtered=True)
-def read_output(rooms: SessionPool, ask: ReadOutput, caller: Caller) -> Output:
+def read_output(pool: SessionPool, ask: ReadOutput, caller: Caller) -> Output:
     """Read a part of the output of a service or shell. The last megabyte is kept."""
-    row = rooms.row(ask.session, caller.sees)
+    row = pool.row(ask.session, caller.sees)
     stream = ask.stream
     if stream is None:
-        about = show_job(rooms, OfJob(ask.session, ask.name), caller)
+        about = show_job(pool, OfJob(ask.session, ask.name), caller)
         stream = "output" if about.tty is None else "stdout"
     piece = ask_job(
-        rooms,
+        pool,
         row,
         ask.name,
         lambda job: job.read(ask.cursor, ask.wait, stream=stream, most=ask.most),
@@ -175,12 +175,12 @@ class Logs(msgspec.Struct, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/jobs/{name}/logs", filtered=True)
-def logs(rooms: SessionPool, ask: ReadLogs, caller: Caller) -> Logs:
+def logs(pool: SessionPool, ask: ReadLogs, caller: Caller) -> Logs:
     """Return the output of a service or shell, both streams in the order of writing, as far as it
     is kept.
     """
-    row = rooms.row(ask.session, caller.sees)
-    data = ask_job(rooms, row, ask.name, lambda job: job.logs(ask.last))
+    row = pool.row(ask.session, caller.sees)
+    data = ask_job(pool, row, ask.name, lambda job: job.logs(ask.last))
     return Logs(data.decode("utf-8", "replace"))
 
 
@@ -200,11 +200,11 @@ class Wrote(msgspec.Struct, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/jobs/{name}/input", filtered=True, needs_host=True)
-def write_input(rooms: SessionPool, ask: Write, caller: Caller) -> Wrote:
+def write_input(pool: SessionPool, ask: Write, caller: Caller) -> Wrote:
     """Write to the terminal of a shell, or to the input of a service that was started with one."""
-    row = rooms.row(ask.session, caller.sees)
+    row = pool.row(ask.session, caller.sees)
     data = ask.data.encode() if ask.encoding == "text" else _bytes(ask.data)
-    ask_job(rooms, row, ask.name, lambda job: job.write(data, eof=ask.eof, wait=ask.wait))
+    ask_job(pool, row, ask.name, lambda job: job.write(data, eof=ask.eof, wait=ask.wait))
     return Wrote(len(data))
 
 
@@ -227,10 +227,10 @@ class Done(msgspec.Struct, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/jobs/{name}/resize", filtered=True, needs_host=True)
-def resize(rooms: SessionPool, ask: Resize, caller: Caller) -> Done:
+def resize(pool: SessionPool, ask: Resize, caller: Caller) -> Done:
     """Change the size of a shell's terminal."""
-    row = rooms.row(ask.session, caller.sees)
-    ask_job(rooms, row, ask.name, lambda job: job.resize(ask.rows, ask.cols))
+    row = pool.row(ask.session, caller.sees)
+    ask_job(pool, row, ask.name, lambda job: job.resize(ask.rows, ask.cols))
     return Done()
 
 
@@ -244,10 +244,10 @@ class SignalJobRequest(OfJob, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/jobs/{name}/signal", filtered=True, needs_host=True)
-def send_signal(rooms: SessionPool, ask: SignalJobRequest, caller: Caller) -> Done:
+def send_signal(pool: SessionPool, ask: SignalJobRequest, caller: Caller) -> Done:
     """Send a signal to a service or shell."""
-    row, number = rooms.row(ask.session, caller.sees), _number(ask.signal)
-    return Done(ask_job(rooms, row, ask.name, lambda job: job.signal(number, group=ask.group)))
+    row, number = pool.row(ask.session, caller.sees), _number(ask.signal)
+    return Done(ask_job(pool, row, ask.name, lambda job: job.signal(number, group=ask.group)))
 
 
 def _number(name_or_number: str | int) -> int:
@@ -275,10 +275,10 @@ class AwaitJob(OfJob, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/jobs/{name}/wait", filtered=True)
-def wait_for(rooms: SessionPool, ask: AwaitJob, caller: Caller) -> JobEnded:
+def wait_for(pool: SessionPool, ask: AwaitJob, caller: Caller) -> JobEnded:
     """Wait for the end of a service or shell, and return its exit code."""
-    row = rooms.row(ask.session, caller.sees)
-    return JobEnded(ask_job(rooms, row, ask.name, lambda job: job.wait(ask.timeout)))
+    row = pool.row(ask.session, caller.sees)
+    return JobEnded(ask_job(pool, row, ask.name, lambda job: job.wait(ask.timeout)))
 
 
 class Stop(OfJob, frozen=True):
@@ -290,21 +290,21 @@ class Stop(OfJob, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/jobs/{name}/stop", filtered=True, needs_host=True)
-def stop_job(rooms: SessionPool, ask: Stop, caller: Caller) -> JobEnded:
+def stop_job(pool: SessionPool, ask: Stop, caller: Caller) -> JobEnded:
     """End a service or shell."""
-    row = rooms.row(ask.session, caller.sees)
+    row = pool.row(ask.session, caller.sees)
 
     def end(job: Job) -> int | None:
         code = job.wait(ask.grace) if ask.grace and job.signal(Signals.SIGTERM) else None
         job.kill()
         return job.wait(_KILL_WAIT_SECONDS) if code is None else code
 
-    return JobEnded(ask_job(rooms, row, ask.name, end))
+    return JobEnded(ask_job(pool, row, ask.name, end))
 
 
 @operation("DELETE", "/sessions/{session}/jobs/{name}", filtered=True, needs_host=True)
-def forget_job(rooms: SessionPool, ask: OfJob, caller: Caller) -> Done:
+def forget_job(pool: SessionPool, ask: OfJob, caller: Caller) -> Done:
     """Delete the output of a service or shell that has ended, and release its name."""
-    row = rooms.row(ask.session, caller.sees)
-    ask_job(rooms, row, ask.name, lambda job: job.forget())
+    row = pool.row(ask.session, caller.sees)
+    ask_job(pool, row, ask.name, lambda job: job.forget())
     return Done()

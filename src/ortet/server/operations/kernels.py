@@ -39,10 +39,10 @@ class KernelsRequest(Paged, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/kernels", filtered=True)
-def list_kernels(rooms: SessionPool, ask: KernelsRequest, caller: Caller) -> Page[KernelInfo]:
+def list_kernels(pool: SessionPool, ask: KernelsRequest, caller: Caller) -> Page[KernelInfo]:
     """List the interpreters that run in this server's machine of the session."""
-    row = rooms.row(ask.session, caller.sees)
-    session, _ = find_open_session(rooms, row.id)
+    row = pool.row(ask.session, caller.sees)
+    session, _ = find_open_session(pool, row.id)
     found = [_info(one) for one in session.programs.kernels()] if session is not None else []
     return paginate(found, ask, lambda one: one.name)
 
@@ -117,19 +117,19 @@ class KernelEnded(msgspec.Struct, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/kernels/{name}/interrupt", filtered=True, needs_host=True)
-def interrupt(rooms: SessionPool, ask: OfKernel, caller: Caller) -> KernelInfo:
+def interrupt(pool: SessionPool, ask: OfKernel, caller: Caller) -> KernelInfo:
     """Raise KeyboardInterrupt in the code that an interpreter runs, if any."""
-    row = rooms.row(ask.session, caller.sees)
-    kernel = _require_kernel(find_open_session(rooms, row.id)[0], ask.name)
+    row = pool.row(ask.session, caller.sees)
+    kernel = _require_kernel(find_open_session(pool, row.id)[0], ask.name)
     kernel.interrupt()
     return _info(kernel)
 
 
 @operation("DELETE", "/sessions/{session}/kernels/{name}", filtered=True, needs_host=True)
-def close_kernel(rooms: SessionPool, ask: OfKernel, caller: Caller) -> KernelEnded:
+def close_kernel(pool: SessionPool, ask: OfKernel, caller: Caller) -> KernelEnded:
     """End an interpreter at once. The files of a fork are deleted."""
-    row = rooms.row(ask.session, caller.sees)
-    kernel = _require_kernel(find_open_session(rooms, row.id)[0], ask.name)
+    row = pool.row(ask.session, caller.sees)
+    kernel = _require_kernel(find_open_session(pool, row.id)[0], ask.name)
     kernel.close()
     return KernelEnded(ask.name)
 

@@ -96,20 +96,20 @@ class MachineOfSession(OperationRequest, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/machine", filtered=True)
-def show_machine(rooms: SessionPool, ask: MachineOfSession, caller: Caller) -> MachineInfo:
+def show_machine(pool: SessionPool, ask: MachineOfSession, caller: Caller) -> MachineInfo:
     """Show the machine of a session: its engine, whether it is open in this server, and its use of
     memory.
     """
-    row = rooms.row(ask.session, caller.sees)
-    with rooms.hub() as hub:
+    row = pool.row(ask.session, caller.sees)
+    with pool.hub() as hub:
         files = hub.workspaces.table.get(row.branch) if row.has_files else None
-    _, machine = find_open_session(rooms, row.id)
+    _, machine = find_open_session(pool, row.id)
     found = _info(row, files, machine)
     if machine is None:
         return found
     with suppress(OrtetError):  # it has no init process, or was just released
-        pid = rooms.control_socket(row).pid
-        jobs, processes = ask_machine(rooms, row, lambda inside: (inside.jobs(), inside.ps()))
+        pid = pool.control_socket(row).pid
+        jobs, processes = ask_machine(pool, row, lambda inside: (inside.jobs(), inside.ps()))
         return msgspec.structs.replace(
             found,
             pid=pid,
@@ -195,9 +195,9 @@ class HostMachine(msgspec.Struct, frozen=True):
 
 
 @operation("GET", "/machines", needs="admin", needs_host=True)
-def list_machines(rooms: SessionPool, ask: Paged) -> Page[HostMachine]:
+def list_machines(pool: SessionPool, ask: Paged) -> Page[HostMachine]:
     """List the machines of this store that are open on the server's host."""
-    found = [*_session_machines(rooms)]
+    found = [*_session_machines(pool)]
     found += [
         HostMachine(
             workspace=one.name,
@@ -207,7 +207,7 @@ def list_machines(rooms: SessionPool, ask: Paged) -> Page[HostMachine]:
             pid=one.pid,
             since=one.since,
         )
-        for one in machines.list_live(rooms.shared_hub.root).values()
+        for one in machines.list_live(pool.shared_hub.root).values()
     ]
     found.sort(key=lambda one: (one.workspace, one.held))
     return paginate(found, ask, lambda one: (one.workspace, one.held))

@@ -59,10 +59,10 @@ class MergedInfo(msgspec.Struct, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/merge", moves_head=True)
-def merge(session: Session, ask: Merge, caller: Caller, rooms: SessionPool) -> MergedInfo:
+def merge(session: Session, ask: Merge, caller: Caller, pool: SessionPool) -> MergedInfo:
     """Merge another session, branch or commit into a session: facts, messages and files."""
     check_move_access(caller, session.row, hub=hub_of(session), parts=("files",))
-    with _open_other(session, ask.other, caller, rooms) as other:
+    with _open_other(session, ask.other, caller, pool) as other:
         found = session.merge(other, message=ask.message, favor=ask.favor)
     return MergedInfo(
         **{name: getattr(found, name) for name in MergedInfo.__struct_fields__},
@@ -76,12 +76,12 @@ class Adopt(OperationRequest, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/adopt", moves_head=True)
-def adopt(session: Session, ask: Adopt, caller: Caller, rooms: SessionPool) -> MoveOutcome:
+def adopt(session: Session, ask: Adopt, caller: Caller, pool: SessionPool) -> MoveOutcome:
     """Replace the state and files of a session by those of another. The previous head stays in the
     reflog.
     """
     check_move_access(caller, session.row, hub=hub_of(session))
-    with _open_other(session, ask.other, caller, rooms) as other:
+    with _open_other(session, ask.other, caller, pool) as other:
         return restore_info(session, session.adopt(other))
 
 
@@ -112,12 +112,12 @@ class WhatIf(OperationRequest, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/whatif", status=201, filtered=True)
-def whatif(rooms: SessionPool, ask: WhatIf, caller: Caller) -> Listed:
+def whatif(pool: SessionPool, ask: WhatIf, caller: Caller) -> Listed:
     """Fork a session at an event, with that event changed. The session itself is not changed."""
-    row = rooms.row(ask.session, caller.sees)
+    row = pool.row(ask.session, caller.sees)
     given = {"message": ask.message, "result": ask.result, "error": ask.error}
     change = {name: value for name, value in given.items() if value is not msgspec.UNSET}
-    with rooms.hub() as hub:
+    with pool.hub() as hub:
         if ask.machine:
             check_move_access(caller, row, hub=hub, parts=FORK_PARTS)
         return session_summary(hub.whatif(row.id, ask.at, machine=ask.machine, **change).row)

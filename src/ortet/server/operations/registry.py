@@ -9,7 +9,7 @@ An operation is a plain function. The type of its first parameter decides what i
 
 Further parameters are filled in by name. `ask` is the request: path parameters come from the path,
 other fields from the query of a GET or DELETE, else from the JSON body. `caller` is the caller, and
-`rooms` the SessionPool. An operation that takes `key`, the idempotency key, must itself prevent a
+`pool` the SessionPool. An operation that takes `key`, the idempotency key, must itself prevent a
 second run. That is for operations that must be safe even if a server is killed.
 """
 
@@ -88,7 +88,7 @@ class Operation(NamedTuple):
     status: int
     moves_head: bool
     wants_caller: bool
-    wants_rooms: bool
+    wants_pool: bool
     wants_key: bool
     filtered: bool
     needs_host: bool
@@ -154,7 +154,7 @@ def operation(
                 status=status,
                 moves_head=moves_head,
                 wants_caller="caller" in others,
-                wants_rooms="rooms" in others,
+                wants_pool="pool" in others,
                 wants_key="key" in others,
                 filtered=filtered,
                 needs_host=needs_host,

@@ -143,13 +143,13 @@ class FromCheckpoint(OperationRequest, frozen=True):
 
 
 @operation("POST", "/checkpoints", filtered=True, status=201)
-def from_checkpoint(rooms: SessionPool, ask: FromCheckpoint, caller: Caller) -> SessionInfo:
+def from_checkpoint(pool: SessionPool, ask: FromCheckpoint, caller: Caller) -> SessionInfo:
     """Make a session from a checkpoint. Actions that were performed once are not performed
     again.
     """
     given = AgentCheckpoint.from_json(msgspec.json.encode(ask.checkpoint))
     check_agent_visible(caller, ask.agent or given.agent or "default")
-    with rooms.hub() as hub:  # sessions that are opened in the hub are paused at the end
+    with pool.hub() as hub:  # sessions that are opened in the hub are paused at the end
         if caller.agents:
             _check_artifacts_visible(hub, given, caller)
         made = hub.from_checkpoint(given, name=ask.name or "", agent=ask.agent or "")

@@ -176,7 +176,7 @@ class Begin(OperationRequest, frozen=True):
 
 
 @operation("POST", "/sessions", filtered=True)
-def begin(rooms: SessionPool, ask: Begin, caller: Caller) -> SessionInfo:
+def begin(pool: SessionPool, ask: Begin, caller: Caller) -> SessionInfo:
     """Begin a session, or open the session of this name. A `workspace` is a directory of the
     server's host and needs an admin's token. A `network` belongs to that host and needs a token
     that may run commands there.
@@ -190,15 +190,15 @@ def begin(rooms: SessionPool, ask: Begin, caller: Caller) -> SessionInfo:
     if ask.network not in (None, "none"):
         caller.need_host()
     if any((ask.profile, ask.handover, ask.environment, ask.limits, ask.network)):
-        with rooms.hub() as hub:  # these options change what a commit reads or writes there
+        with pool.hub() as hub:  # these options change what a commit reads or writes there
             row = hub.session_manager.table.find(ask.agent, ask.name)
             if row is not None:
                 check_move_access(caller, row, hub=hub)
     if ask.parent is not None:
-        rooms.row(ask.parent, caller.sees)
+        pool.row(ask.parent, caller.sees)
     options = {name: value for name, value in msgspec.structs.asdict(ask).items() if value}
     name = options.pop("name")
-    with rooms.open_by_name(ask.agent, name, lambda hub: hub.session(name, **options)) as session:
+    with pool.open_by_name(ask.agent, name, lambda hub: hub.session(name, **options)) as session:
         return info_of(session)
 
 
@@ -239,11 +239,11 @@ class SessionRequest(OperationRequest, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/resume", filtered=True)
-def resume(rooms: SessionPool, ask: SessionRequest, caller: Caller) -> SessionInfo:
+def resume(pool: SessionPool, ask: SessionRequest, caller: Caller) -> SessionInfo:
     """Make a session ready to continue. An archived session is brought back, and actions that a
     crash interrupted get an outcome.
     """
-    row = rooms.row(ask.session, caller.sees)
+    row = pool.row(ask.session, caller.sees)
     if row.status == "closed":
         raise Conflict(
             "illegal_move",
@@ -251,12 +251,12 @@ def resume(rooms: SessionPool, ask: SessionRequest, caller: Caller) -> SessionIn
             status=row.status,
         )
     if row.status == "archived":
-        with rooms.with_session_closed(row) as hub:
+        with pool.with_session_closed(row) as hub:
             hub.unarchive(row.id)
     else:
-        with rooms.open_session(row) as session:
+        with pool.open_session(row) as session:
             return info_of(session)
-    with rooms.view(row.id) as view:
+    with pool.view(row.id) as view:
         return info_of(view)
 
 
@@ -268,35 +268,35 @@ class Put(OperationRequest, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/archive", filtered=True)
-def archive(rooms: SessionPool, ask: Put, caller: Caller) -> ArchiveRecord:
+def archive(pool: SessionPool, ask: Put, caller: Caller) -> ArchiveRecord:
     """Archive a session as one verified bundle in the store. It can still be read."""
-    row = rooms.row(ask.session, caller.sees)
-    with rooms.with_session_closed(row) as hub:
+    row = pool.row(ask.session, caller.sees)
+    with pool.with_session_closed(row) as hub:
         return hub.archive(row.id, ask.why)
 
 
 @operation("POST", "/sessions/{session}/unarchive", filtered=True)
-def unarchive(rooms: SessionPool, ask: SessionRequest, caller: Caller) -> SessionInfo:
+def unarchive(pool: SessionPool, ask: SessionRequest, caller: Caller) -> SessionInfo:
     """Bring an archived session back, paused or closed as it was before."""
-    row = rooms.row(ask.session, caller.sees)
+    row = pool.row(ask.session, caller.sees)
     if row.status != "archived":
         raise Conflict(
             "illegal_move",
             f"session {row.name!r} is {row.status}, not archived: go on with it",
             status=row.status,
         )
-    with rooms.with_session_closed(row) as hub:
+    with pool.with_session_closed(row) as hub:
         hub.unarchive(row.id)
-    with rooms.view(row.id) as view:
+    with pool.view(row.id) as view:
         return info_of(view)
 
 
 @operation("DELETE", "/sessions/{session}", needs="admin", filtered=True)
-def remove(rooms: SessionPool, ask: SessionRequest, caller: Caller) -> SessionEnded:
+def remove(pool: SessionPool, ask: SessionRequest, caller: Caller) -> SessionEnded:
     """Remove a session and its events from the store. Its commits stay until the reflog releases
     them.
     """
-    row = rooms.row(ask.session, caller.sees)
-    with rooms.with_session_closed(row) as hub:
+    row = pool.row(ask.session, caller.sees)
+    with pool.with_session_closed(row) as hub:
         hub.remove(row.id)
     return SessionEnded(row.id, row.name, "removed")

@@ -111,12 +111,12 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 @operation("DELETE", "/workspaces/{name}", needs="admin")
-def drop(rooms: SessionPool, ask: Drop) -> Dropped:
+def drop(pool: SessionPool, ask: Drop) -> Dropped:
     """Delete a workspace and the files of its machine. Its branch and commits stay."""
-    with rooms.hub() as hub:
+    with pool.hub() as hub:
         hub.workspaces.table.need(ask.name)
         row = hub.session_manager.table.find_by_branch(ask.name)
-    with rooms.hub() if row is None else rooms.with_session_closed(row) as hub:
+    with pool.hub() if row is None else pool.with_session_closed(row) as hub:
         hub.drop(ask.name, discard=ask.discard)
     return Dropped(ask.name)
 

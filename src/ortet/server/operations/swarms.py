@@ -85,12 +85,12 @@ class BeginSwarm(OperationRequest, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/swarms", status=202, filtered=True, needs_host=True)
-def begin_swarm(rooms: SessionPool, ask: BeginSwarm, caller: Caller) -> SwarmInfo:
+def begin_swarm(pool: SessionPool, ask: BeginSwarm, caller: Caller) -> SwarmInfo:
     """Begin a swarm. The answer comes when its first attempts run. Until the swarm is finished, its
     session can be read but not opened for writing.
     """
     options = msgspec.structs.asdict(ask)
-    return _start_swarm(rooms, options.pop("session"), caller, options)
+    return _start_swarm(pool, options.pop("session"), caller, options)
 
 
 class ResumeSwarm(OperationRequest, frozen=True):
@@ -109,10 +109,10 @@ class ResumeSwarm(OperationRequest, frozen=True):
 @operation(
     "POST", "/sessions/{session}/swarms/{name}/resume", status=202, filtered=True, needs_host=True
 )
-def resume_swarm(rooms: SessionPool, ask: ResumeSwarm, caller: Caller) -> SwarmInfo:
+def resume_swarm(pool: SessionPool, ask: ResumeSwarm, caller: Caller) -> SwarmInfo:
     """Continue a swarm whose server was killed or stopped. Finished attempts are not repeated."""
     options = msgspec.structs.asdict(ask)
-    return _start_swarm(rooms, options.pop("session"), caller, options)
+    return _start_swarm(pool, options.pop("session"), caller, options)
 
 
 def _start_swarm(
@@ -153,13 +153,13 @@ def show_swarm(view: SessionReader, ask: NamedSwarm) -> SwarmInfo:
 
 
 @operation("POST", "/sessions/{session}/swarms/{name}/stop", filtered=True, needs_host=True)
-def stop_swarm(rooms: SessionPool, ask: OfSwarm, caller: Caller) -> SwarmInfo:
+def stop_swarm(pool: SessionPool, ask: OfSwarm, caller: Caller) -> SwarmInfo:
     """Stop a swarm: end its running attempts and begin no others. The best finished attempt is kept
     as the swarm asks. The swarm is finished a moment later.
     """
-    row = rooms.row(ask.session, caller.sees)
-    told = rooms.swarm_jobs.stop(row.id, ask.name)
-    with rooms.hub() as hub:
+    row = pool.row(ask.session, caller.sees)
+    told = pool.swarm_jobs.stop(row.id, ask.name)
+    with pool.hub() as hub:
         view = hub.get(row.id)
         found = info_of(view, hub.swarms.get(view, ask.name))
     if not told and found.state != "finished":
@@ -241,13 +241,13 @@ class KeptAttempts(msgspec.Struct, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/swarms/{name}/keep", filtered=True, needs_host=True)
-def keep_attempts(rooms: SessionPool, ask: KeepAttempts, caller: Caller) -> KeptAttempts:
+def keep_attempts(pool: SessionPool, ask: KeepAttempts, caller: Caller) -> KeptAttempts:
     """Keep the forks of these attempts as sessions, and remove all other forks from the store.
     Commits of removed forks stay until the reflog releases them. A fork that another process has
     open stays.
     """
-    row = rooms.row(ask.session, caller.sees)
-    with rooms.hub() as hub:
+    row = pool.row(ask.session, caller.sees)
+    with pool.hub() as hub:
         view = hub.get(row.id)
         found = hub.swarms.get(view, ask.name)
         if found.state != "finished":

@@ -100,7 +100,7 @@ def take_turn(session: Session, ask: TurnRequest, key: str) -> Turned:
 
 
 @operation("POST", "/turn", status=201, filtered=True)
-def turn(rooms: SessionPool, ask: CarriedTurn, caller: Caller, key: str) -> CarriedOn:
+def turn(pool: SessionPool, ask: CarriedTurn, caller: Caller, key: str) -> CarriedOn:
     """Record a turn of a session whose state the client carries. The same request again gets an
     answer but is recorded once. A request with a carry token that is not the newest is a conflict.
     """
@@ -109,7 +109,7 @@ def turn(rooms: SessionPool, ask: CarriedTurn, caller: Caller, key: str) -> Carr
             raise Invalid("bad_request", "no session is given: give its name, or a carry token")
         name, agent = ask.session, check_agent_visible(caller, ask.agent)
         goal = ask.goal
-        with rooms.open_by_name(
+        with pool.open_by_name(
             agent, name, lambda hub: hub.session(name, agent=agent, goal=goal), reopen=False
         ) as session:
             return _record_carried_turn(session, ask, key)
@@ -117,9 +117,9 @@ def turn(rooms: SessionPool, ask: CarriedTurn, caller: Caller, key: str) -> Carr
         raise Invalid(
             "bad_request", "the carry token names the session: leave session and agent out"
         )
-    with rooms.hub() as hub:
+    with pool.hub() as hub:
         held = read_carry(hub.session_manager.store, ask.carry)
-    with rooms.open_session(rooms.row(held.session, caller.sees)) as session:
+    with pool.open_session(pool.row(held.session, caller.sees)) as session:
         try:
             # A position can be continued once, so its hash is the idempotency key.
             return _record_carried_turn(session, ask, key or f"carried-{held.hash.hex()}", held)

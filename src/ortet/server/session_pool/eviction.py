@@ -67,7 +67,7 @@ class SlotEvictor:
                 token, _ = self._signal.wait_any(None, 0)
                 work = ("keep", self._run, ()), ("hear", self._listen, (token,))
                 threads = [
-                    Thread(target=run, args=args, name=f"ortet-rooms-{name}", daemon=True)
+                    Thread(target=run, args=args, name=f"ortet-sessions-{name}", daemon=True)
                     for name, run, args in work
                 ]
                 for thread in threads:
@@ -109,19 +109,19 @@ class SlotEvictor:
                 self._report_failure("hearing who asks for sessions", error)
 
     def _mark_requested(self, sessions: set[str]) -> None:
-        for room in self._open_slots(sessions):  # this server may have sent the request
-            if self._signal.wait(request_topic(room.id), room.signal_token, 0):
-                room.is_requested = True
+        for slot in self._open_slots(sessions):  # this server may have sent the request
+            if self._signal.wait(request_topic(slot.id), slot.signal_token, 0):
+                slot.is_requested = True
                 self._wakeup.set()
 
     def _mark_maybe_requested(self, slots: list[SessionSlot]) -> None:
-        for room in slots:
-            room.is_maybe_requested = True
+        for slot in slots:
+            slot.is_maybe_requested = True
             self._wakeup.set()
 
     def _open_slots(self, sessions: set[str]) -> list[SessionSlot]:
-        rooms = [self._slots.get(session) for session in sessions]
-        return [room for room in rooms if room is not None and room.hub is not None]
+        slots = [self._slots.get(session) for session in sessions]
+        return [slot for slot in slots if slot is not None and slot.hub is not None]
 
     def _run(self) -> None:
         requests, rested, next_ = LeaseRequests(self._hub.store), time.monotonic(), 0.0
@@ -135,12 +135,12 @@ class SlotEvictor:
                         # A row does not tell if its writer still waits.
                         self._mark_maybe_requested(self._open_slots(requests.requested_sessions()))
                     self._slots.clean_up()
-                times = [self._evict_if_due(room) for room in self._slots.all_slots()]
+                times = [self._evict_if_due(slot) for slot in self._slots.all_slots()]
                 next_ = min(
                     [rested + self._poll_interval, *(due for due in times if due is not None)]
                 )
             except Exception as error:
-                self._report_failure("keeping rooms", error)
+                self._report_failure("keeping sessions open", error)
 
     def _evict_if_due(self, slot: SessionSlot) -> float | None:
         """Evict the slot if it is due. Return when to check again, or None.

@@ -127,8 +127,8 @@ class SessionPool:
         Raises:
             NotFound: There is no such session, or its agent is not visible.
         """
-        room = self._slots.get(session) or self._slots.find_by_name(session)
-        row = room.row if room is not None else None  # an open session cannot be removed
+        slot = self._slots.get(session) or self._slots.find_by_name(session)
+        row = slot.row if slot is not None else None  # an open session cannot be removed
         if row is None or (row.id != session and not sees(row.agent)):
             with self.hub() as hub:
                 row = hub.session_manager.table.resolve_visible(session, sees)
@@ -145,15 +145,15 @@ class SessionPool:
         It is the open session if no thread uses that, else one that is read from the store.
         """
         self._slots.check()
-        room = self._slots.get(id_)
-        if room is not None and room.lock.acquire(blocking=False):
+        slot = self._slots.get(id_)
+        if slot is not None and slot.lock.acquire(blocking=False):
             try:
-                if room.session is not None and room.is_ours():
-                    yield room.session
+                if slot.session is not None and slot.is_ours():
+                    yield slot.session
                     return
             finally:
-                room.lock.release()
-                self._slots.wake_if_wanted(room)
+                slot.lock.release()
+                self._slots.wake_if_wanted(slot)
         with self.hub() as hub:
             yield hub.get(id_)
 
@@ -162,12 +162,12 @@ class SessionPool:
 
         Does not wait for the session's lock.
         """
-        room = self._slots.get(id_)
-        return room is not None and room.workspace is not None
+        slot = self._slots.get(id_)
+        return slot is not None and slot.workspace is not None
 
     def open_slots(self) -> list[SessionSlot]:
         """Return the slots with an open session. Other threads may be using them."""
-        return [room for room in self._slots.all_slots() if room.row is not None]
+        return [slot for slot in self._slots.all_slots() if slot.row is not None]
 
     def control_socket(self, row: SessionRow, *, refresh: bool = False) -> ControlSocket:
         """Return the control socket of a session's machine.
@@ -181,17 +181,17 @@ class SessionPool:
         Raises:
             NotFound: No machine of the session runs in this server.
         """
-        room = self._slots.get(row.id)
-        files = room.workspace if room is not None else None
-        if room is None or files is None:
+        slot = self._slots.get(row.id)
+        files = slot.workspace if slot is not None else None
+        if slot is None or files is None:
             raise NotFound(
                 "not_live",
                 f"no machine of session {row.name!r} lives in this server: run something in it",
             )
-        if room.control_socket is None or refresh:
-            with room.exclusive(self._wait_timeout):
-                room.control_socket = files.control_socket
-        return room.control_socket
+        if slot.control_socket is None or refresh:
+            with slot.exclusive(self._wait_timeout):
+                slot.control_socket = files.control_socket
+        return slot.control_socket
 
     # Writing
 
@@ -228,9 +228,9 @@ class SessionPool:
                     raise
                 return row  # another process created it first
             row = session.row
-            with self._slot(row.id) as room, room.try_exclusive() as alone:
-                if alone and room.session is None:
-                    self._slots.attach(room, hub, session, token)
+            with self._slot(row.id) as slot, slot.try_exclusive() as alone:
+                if alone and slot.session is None:
+                    self._slots.attach(slot, hub, session, token)
                     taken.append(hub)
             return row
 
@@ -244,22 +244,22 @@ class SessionPool:
             Refused: `lease_held`, if another process keeps the session.
             Unavailable: `session_busy`, if another thread uses it for longer than the timeout.
         """
-        with self._slot(row.id) as room, room.exclusive(self._wait_timeout):
-            if reopen and not room.is_busy():
-                self._slots.release(room)
-            session = self._slots.open_session(room, row, opener, timeout=self._wait_timeout)
+        with self._slot(row.id) as slot, slot.exclusive(self._wait_timeout):
+            if reopen and not slot.is_busy():
+                self._slots.release(slot)
+            session = self._slots.open_session(slot, row, opener, timeout=self._wait_timeout)
             try:
                 yield session
             except BaseException as error:
-                if room.is_stale_after(error):
-                    room.is_stale = isinstance(error, Unavailable) and error.kind == "busy"
-                    if not room.is_stale:
-                        self._slots.release(room)
+                if slot.is_stale_after(error):
+                    slot.is_stale = isinstance(error, Unavailable) and error.kind == "busy"
+                    if not slot.is_stale:
+                        self._slots.release(slot)
                 raise
             finally:
-                self._slots.release_other_sessions(room)
-                if session.parts.held_lease.is_released or self._evictor.must_hand_over(room):
-                    self._slots.release(room)
+                self._slots.release_other_sessions(slot)
+                if session.parts.held_lease.is_released or self._evictor.must_hand_over(slot):
+                    self._slots.release(slot)
 
     @contextmanager
     def with_session_closed(self, row: SessionRow) -> Iterator[Hub]:
@@ -270,22 +270,22 @@ class SessionPool:
         Raises:
             Unavailable: Programs run in the session's machine.
         """
-        with self._slot(row.id) as room, room.exclusive(self._wait_timeout):
-            if room.is_busy():
+        with self._slot(row.id) as slot, slot.exclusive(self._wait_timeout):
+            if slot.is_busy():
                 raise Unavailable(
                     "session_busy",
                     "programs run in the machine of the session: end them first, or try again",
                 )
-            self._slots.release(room)
+            self._slots.release(slot)
             request_handover(self._shared_hub.signal, row.id)
             with self.hub() as hub:
                 yield hub
 
     @contextmanager
     def _slot(self, id_: str) -> Iterator[SessionSlot]:
-        with self._slots.use_slot(id_) as room:
+        with self._slots.use_slot(id_) as slot:
             self._evictor.start()
-            yield room
+            yield slot
 
     def close(self, timeout: float = 10.0) -> int:
         """Wait for running requests, then release every session.
@@ -295,10 +295,10 @@ class SessionPool:
         """
         until = time.monotonic() + timeout
         self._evictor.stop()
-        rooms = self._slots.stop_accepting()
+        slots = self._slots.stop_accepting()
         self._handover.notify(HANDOVER_TOPIC)  # wakes the listening thread
         self.swarm_jobs.close()
-        stuck = self._slots.release_all(rooms, until)
+        stuck = self._slots.release_all(slots, until)
         self._hub_pool.close()
         self._evictor.join(until)
         self._wanted_signal.close()

@@ -119,22 +119,22 @@ class SlotTable:
         """Within this block, the slot of a session stays in the table."""
         with self._changed:
             self.check()
-            room = self._slots.get(session)
-            if room is None:
-                room = self._slots[session] = SessionSlot(session)
-            room.users += 1
+            slot = self._slots.get(session)
+            if slot is None:
+                slot = self._slots[session] = SessionSlot(session)
+            slot.users += 1
         try:
             if len(self._slots) > self._max_slots:
                 self._evict_idle()
-            yield room
+            yield slot
         finally:
             with self._changed:
-                room.users -= 1
-                room.last_used = time.monotonic()
-                if not room.users and room.hub is None and self._slots.get(session) is room:
+                slot.users -= 1
+                slot.last_used = time.monotonic()
+                if not slot.users and slot.hub is None and self._slots.get(session) is slot:
                     del self._slots[session]
                 self._changed.notify_all()
-            self.wake_if_wanted(room)
+            self.wake_if_wanted(slot)
 
     def wake_if_wanted(self, slot: SessionSlot) -> None:
         """Wake the evictor if another process may be waiting for the session."""
@@ -238,9 +238,9 @@ class SlotTable:
         """Refuse new requests, and return all slots."""
         with self._changed:
             self.closed = True
-            rooms, self._slots = list(self._slots.values()), {}
+            slots, self._slots = list(self._slots.values()), {}
             self._changed.notify_all()
-        return rooms
+        return slots
 
     def release_all(self, slots: list[SessionSlot], deadline: float) -> int:
         """Wait for running requests, then release every session.
@@ -249,12 +249,12 @@ class SlotTable:
             The number of sessions that were still busy at the deadline.
         """
         stuck = 0
-        for room in sorted(slots, key=lambda one: one.users):
-            if room.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        for slot in sorted(slots, key=lambda one: one.users):
+            if slot.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
                 try:
-                    self.release(room)
+                    self.release(slot)
                 finally:
-                    room.lock.release()
+                    slot.lock.release()
             else:
                 stuck += 1
         return stuck

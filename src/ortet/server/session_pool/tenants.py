@@ -88,16 +88,16 @@ class Tenants:
 
     def _open_pool(self, store: str) -> SessionPool:
         settings = self._settings
-        rooms = SessionPool(
+        pool = SessionPool(
             lambda: self._open_hub(store, True),
             max_sessions=settings.sessions,
             linger=settings.linger,
             patience=settings.patience,
         )
-        rooms.swarm_jobs.ray_address = settings.ray
-        with rooms.hub() as hub:
+        pool.swarm_jobs.ray_address = settings.ray
+        with pool.hub() as hub:
             drop_old_keys(hub)
-        return rooms
+        return pool
 
     def open_pools(self) -> dict[str, SessionPool]:
         """Return the pools of all open stores, by tenant."""
@@ -107,8 +107,8 @@ class Tenants:
     def drop_old_keys(self) -> int:
         """Delete old idempotency keys in all open stores, and return their number."""
         count = 0
-        for rooms in self.open_pools().values():
-            with rooms.hub() as hub:
+        for pool in self.open_pools().values():
+            with pool.hub() as hub:
                 count += drop_old_keys(hub)
         return count
 
@@ -122,4 +122,4 @@ class Tenants:
         with self._lock:
             self._closed = True
             stores, self._pools = list(self._pools.values()), {}
-        return sum(rooms.close(max(0.0, until - time.monotonic())) for rooms in stores)
+        return sum(pool.close(max(0.0, until - time.monotonic())) for pool in stores)

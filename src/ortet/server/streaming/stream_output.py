@@ -104,8 +104,8 @@ async def output_stream(streams: Streams, request: Request, ask: FollowOutput) -
     found = _CURSOR.match(text or "0")
     if found is None:
         raise Invalid("bad_cursor", f"{text[:100]!r} is no place in an output: give an event's id")
-    rooms, feed = streams.session_pool(request), streams.wakeups(request)
-    program = await streams.output_fanouts.find(rooms, row, request.path_params["name"])
+    pool, feed = streams.session_pool(request), streams.wakeups(request)
+    program = await streams.output_fanouts.find(pool, row, request.path_params["name"])
     held = ExitStack()
     tap = held.enter_context(streams.output_fanouts.follow(feed, row.id, program))
     at = OutputCursor(tap.job.id)

@@ -127,8 +127,8 @@ async def swarm_stream(streams: Streams, request: Request, ask: Follow) -> Respo
     is finished. An event `swarm` says that the swarm has reached another stage.
     """
     row = await streams.row(request, request.path_params["session"])
-    rooms, name = streams.session_pool(request), request.path_params["name"]
-    source = SwarmSource(streams, rooms, row, name)
+    pool, name = streams.session_pool(request), request.path_params["name"]
+    source = SwarmSource(streams, pool, row, name)
     return await streams.answer(
         request, source, parse_swarm_cursor(request_cursor(request, ask)), ask.heartbeat
     )

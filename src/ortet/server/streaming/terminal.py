@@ -1,9 +1,9 @@
 """A terminal for a WebSocket client, such as a browser, at a shell of a session's live machine.
 
-Binary frames are typed bytes and shown bytes. Text frames are JSON. From the client: {"resize":
-{"rows": 24, "cols": 80}}. To the client: {"exit": CODE}, {"missed": BYTES}, {"restored": true},
-{"error": {...}}. If a client disconnects, the shell keeps running. A client that connects gets the
-output that is kept.
+Binary frames carry input from the client, and output to it. Text frames are JSON. From the client:
+{"resize": {"rows": 24, "cols": 80}}. To the client: {"exit": CODE}, {"missed": BYTES},
+{"restored": true}, {"error": {...}}. If a client disconnects, the shell keeps running. A client
+that connects gets the output that is kept.
 """
 
 from __future__ import annotations
@@ -73,15 +73,15 @@ async def terminal(streams: Streams, socket: WebSocket) -> None:
         ask = wire.parse_request(Attach, path={}, query=query, body=None)
         streams.check()
         row = await streams.row(socket, socket.path_params["session"])
-        rooms = streams.session_pool(socket)
-        await streams.context.in_thread(partial(_start_shell, rooms, row, ask))
-        program = await streams.output_fanouts.find(rooms, row, ask.name)
+        pool = streams.session_pool(socket)
+        await streams.context.in_thread(partial(_start_shell, pool, row, ask))
+        program = await streams.output_fanouts.find(pool, row, ask.name)
     except OrtetError as error:
         await socket.send_denial_response(error_response(error))
         return
     await socket.accept()
     with streams.count_stream():
-        await _TerminalConnection(streams, socket, rooms, row, ask.name).run(program)
+        await _TerminalConnection(streams, socket, pool, row, ask.name).run(program)
 
 
 def _start_shell(pool: SessionPool, row: SessionRow, ask: Attach) -> None:
@@ -110,7 +110,7 @@ class _TerminalConnection:
         try:
             async with anyio.create_task_group() as group:
 
-                async def typed() -> None:
+                async def receive_input() -> None:
                     try:
                         while True:
                             await self._handle_message(await self._socket.receive())
@@ -118,10 +118,10 @@ class _TerminalConnection:
                         group.cancel_scope.cancel()
 
                 self._job = program.job
-                group.start_soon(typed)
+                group.start_soon(receive_input)
                 try:
                     await self._close(*await self._show(program))
-                except WebSocketDisconnect:  # input that was typed before is still written
+                except WebSocketDisconnect:  # input that was received before is still written
                     group.cancel_scope.deadline = anyio.current_time() + SEND_TIMEOUT_SECONDS
                 else:
                     group.cancel_scope.cancel()
@@ -135,10 +135,10 @@ class _TerminalConnection:
         """
         while True:
             feed = self._streams.wakeups(self._socket)
-            with self._streams.output_fanouts.follow(feed, self._row.id, program) as tap:
-                self._job = tap.job
+            with self._streams.output_fanouts.follow(feed, self._row.id, program) as fanout:
+                self._job = fanout.job
                 try:
-                    return await self._follow(tap)
+                    return await self._follow(fanout)
                 except OrtetError as error:
                     failed = error
             try:
@@ -150,9 +150,9 @@ class _TerminalConnection:
     async def _follow(self, fanout: OutputFanout) -> tuple[int, Any]:
         cursor, clock = 0, asyncio.get_running_loop().time
         checked = clock()
-        with fanout.listen() as bell:
+        with fanout.listen() as wakeup:
             while True:
-                bell.pop_topics()
+                wakeup.pop_topics()
                 piece = await fanout.read(cursor)
                 if piece.missed and cursor:
                     await self._send_json({"missed": piece.missed})
@@ -168,15 +168,14 @@ class _TerminalConnection:
                         return _CLOSE_POLICY, None
                     checked = clock()
                 if not piece.data:
-                    await bell.wait(HEARTBEAT_SECONDS)
+                    await wakeup.wait(HEARTBEAT_SECONDS)
 
     async def _handle_message(self, message: Any) -> None:
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", _CLOSE_GOING_AWAY))
         assert self._job is not None
-        if not await self._streams.is_authorized(
-            self._socket
-        ):  # input of a revoked token is discarded
+        # input of a revoked token is discarded
+        if not await self._streams.is_authorized(self._socket):
             await self._close(_CLOSE_POLICY, None)
             raise WebSocketDisconnect(_CLOSE_POLICY)
         try:

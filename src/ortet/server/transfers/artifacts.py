@@ -50,12 +50,12 @@ async def put_artifact(streams: Streams, request: Request, ask: PutArtifact) -> 
     """Store the request body as an artifact. If the name exists already, this is its next
     version.
     """
-    rooms, caller = streams.session_pool(request), request.state.caller
+    pool, caller = streams.session_pool(request), request.state.caller
     row = await streams.row(request, request.path_params["session"])
     if ask.allow_secrets:
         caller.need("admin")
-    async with receive_upload(streams, request, rooms.upload_directory) as upload:
-        put = _ArtifactUpload(rooms, row, caller, request, ask, upload)
+    async with receive_upload(streams, request, pool.upload_directory) as upload:
+        put = _ArtifactUpload(pool, row, caller, request, ask, upload)
         done: RecordedResponse = await streams.context.in_thread(put.answer)
     headers = {"etag": done.etag}
     return Response(done.body, done.status, headers=headers, media_type="application/json")
@@ -108,12 +108,12 @@ class _ArtifactUpload:
 async def get_artifact(streams: Streams, request: Request, ask: GetArtifact) -> Response:
     """Return the content of an artifact, or a part of it (Range)."""
     row = await streams.row(request, request.path_params["session"])
-    rooms, name = streams.session_pool(request), request.path_params["name"]
-    artifact: Artifact = await streams.in_thread(partial(_find, rooms, row.id, name, ask.version))
+    pool, name = streams.session_pool(request), request.path_params["name"]
+    artifact: Artifact = await streams.in_thread(partial(_find, pool, row.id, name, ask.version))
     content = content_of(artifact)
 
     def read(at: int, size: int) -> bytes:
-        with rooms.hub() as hub:
+        with pool.hub() as hub:
             return b"".join(read_range(hub.objects, content, at, size))
 
     stored = ResponseContent(

@@ -82,12 +82,12 @@ async def send_bundle(streams: Streams, request: Request, ask: SendBundle) -> Re
     """Import a bundle. The whole bundle is verified before a branch is made."""
     if not ask.name or "/" in ask.name or len(ask.name) > 200 or not ask.name.isprintable():
         raise Invalid("bad_name", "a bundle needs a short name for its origin: give name=")
-    rooms, caller = streams.session_pool(request), request.state.caller
-    async with receive_upload(streams, request, rooms.upload_directory) as upload:
+    pool, caller = streams.session_pool(request), request.state.caller
+    async with receive_upload(streams, request, pool.upload_directory) as upload:
         asked = f"POST {request.url.path}?{request.url.query}\n".encode() + upload.digest
 
         def take() -> RecordedResponse:
-            with temporary_directory(rooms.upload_directory) as place, rooms.hub() as hub:
+            with temporary_directory(pool.upload_directory) as place, pool.hub() as hub:
                 (place / ask.name).symlink_to(upload.path)
                 try:
                     branches = hub.import_(place / ask.name)
@@ -100,7 +100,7 @@ async def send_bundle(streams: Streams, request: Request, ask: SendBundle) -> Re
             key = request.headers.get("idempotency-key")
             if key is None:
                 return take()
-            with rooms.hub() as hub:
+            with pool.hub() as hub:
                 return run_idempotent(hub, key, caller.token, asked, take)[0]
 
         done: RecordedResponse = await streams.context.in_thread(answer)

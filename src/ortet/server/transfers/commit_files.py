@@ -84,10 +84,10 @@ async def read_file(streams: Streams, request: Request, ask: ReadFile) -> Respon
     if isinstance(found, FileList):
         headers = {"x-content-type-options": "nosniff", "ortet-kind": found.entry.kind}
         return Response(wire.to_json(found), headers=headers, media_type="application/json")
-    entry, rooms = found[1], streams.session_pool(request)
+    entry, pool = found[1], streams.session_pool(request)
 
     def read(at: int, size: int) -> bytes:
-        with rooms.hub() as hub:
+        with pool.hub() as hub:
             return b"".join(read_range(hub.objects, entry, at, size))
 
     name = os.fsdecode(entry.name)

@@ -238,8 +238,8 @@ async def get_present(streams: Streams, request: Request, ask: GetFile) -> Respo
     """
     row = await streams.row(request, request.path_params["session"])
     request.state.caller.need_host()
-    path, rooms = path_of(request), streams.session_pool(request)
-    found: Present | _FileCopy = await streams.context.in_thread(partial(_read, rooms, row, path))
+    path, pool = path_of(request), streams.session_pool(request)
+    found: Present | _FileCopy = await streams.context.in_thread(partial(_read, pool, row, path))
     if isinstance(found, Present):
         headers = {"x-content-type-options": "nosniff", "ortet-kind": found.kind}
         return Response(wire.to_json(found), headers=headers, media_type="application/json")
@@ -303,9 +303,9 @@ async def put_present(streams: Streams, request: Request, ask: PutFile) -> Respo
     row = await streams.row(request, request.path_params["session"])
     caller.need_host()
     parse_mode(ask.mode)
-    rooms = streams.session_pool(request)
-    async with receive_upload(streams, request, rooms.upload_directory) as upload:
-        put = partial(_put, rooms, row, caller, request, ask, path, upload)
+    pool = streams.session_pool(request)
+    async with receive_upload(streams, request, pool.upload_directory) as upload:
+        put = partial(_put, pool, row, caller, request, ask, path, upload)
         done: RecordedResponse = await streams.context.in_thread(put)
     return Response(done.body, done.status, media_type="application/json")
 
