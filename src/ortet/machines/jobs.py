@@ -210,19 +210,19 @@ def encode_base64(data: bytes) -> str:
 
 def reply_error(reply: dict[str, Any], name: str) -> OrtetError:
     """Return the error for a request that pid 1 of a machine refused."""
-    said = reply.get("error")
-    if said == "no_job":
+    kind = reply.get("error")
+    if kind == "no_job":
         return NotFound(
             "no_job",
             f"there is no {name!r} in this machine: jobs() and `ortet ps` list what there is",
         )
-    if said == "name_taken":
+    if kind == "name_taken":
         return Conflict(
             "name_taken", f"a {name!r} is running: use it, kill it first, or take another name"
         )
-    if said == "alive":
+    if kind == "alive":
         return Conflict("job_alive", f"{name!r} is running: kill it first")
-    if said == "no_input":
+    if kind == "no_input":
         return Invalid("no_input", f"{name!r} was started without an input: start it with one")
-    why = reply.get("bad") or said
+    why = reply.get("bad") or kind
     return Invalid("bad_request", f"{name!r}: {why}: correct what was asked")

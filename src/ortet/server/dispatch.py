@@ -176,8 +176,8 @@ def _etag(view: SessionReader) -> str:
 
 
 def _is_small(request: Request) -> bool:
-    said = request.headers.get("content-length", "")
-    return said.isdigit() and int(said) <= _SMALL_BODY_BYTES
+    length_text = request.headers.get("content-length", "")
+    return length_text.isdigit() and int(length_text) <= _SMALL_BODY_BYTES
 
 
 async def read_body(
@@ -191,9 +191,9 @@ async def read_body(
             answer.
         Invalid: The client disconnected before the end of the body.
     """
-    said = request.headers.get("content-length", "")
+    length_text = request.headers.get("content-length", "")
     parts: list[bytes] = []
-    size = int(said) if said.isdigit() else 0
+    size = int(length_text) if length_text.isdigit() else 0
     try:
         async with asyncio.timeout(seconds):
             if size <= largest:

@@ -82,10 +82,10 @@ def bug_response(error: BaseException) -> Response:
 
     The message of the exception is left out, because it may contain anything.
     """
-    told = {
+    body = {
         "error": "bug",
         "kind": type(error).__name__,
         "message": "this is a fault of the server: its log says more",
         "details": {},
     }
-    return Response(msgspec.json.encode(told), 500, media_type=JSON)
+    return Response(msgspec.json.encode(body), 500, media_type=JSON)

@@ -112,7 +112,7 @@ class Conversation:
         """
         require(LIST, messages=messages)
         check_text(key=key)
-        said = []
+        message_list = []
         for message in messages:
             role, content, extra = "", None, {}
             if isinstance(message, tuple) and len(message) == 2:
@@ -120,11 +120,11 @@ class Conversation:
             elif type(message) is dict or isinstance(message, Mapping):
                 extra = dict(message)
                 role, content = extra.pop("role", ""), extra.pop("content", None)
-            said.append(message_data(role, content, extra))
-        if key and said and not self._context.is_replaying:
-            known = find_keyed_events(self._context, key, said)
-            return self._verbs.add_all("message", said, key) if known is None else known
-        return self._verbs.add_all("message", said) if said else []
+            message_list.append(message_data(role, content, extra))
+        if key and message_list and not self._context.is_replaying:
+            known = find_keyed_events(self._context, key, message_list)
+            return self._verbs.add_all("message", message_list, key) if known is None else known
+        return self._verbs.add_all("message", message_list) if message_list else []
 
     def think(self, text: str) -> Event:
         """Record a thought of the agent. A thought is not a message of the conversation.
@@ -268,10 +268,10 @@ class Conversation:
         past = plan_compaction(self._context, keep_last, summarise or extract_summary)
         if past is None:
             return None
-        told = compaction_episode(self._context, self._verbs.new_id(), past)
+        episode = compaction_episode(self._context, self._verbs.new_id(), past)
         made = compaction_of(self._verbs.add("compaction", compaction_data(past)))
-        if told is not None:
-            self._verbs.add("episode", told)
+        if episode is not None:
+            self._verbs.add("episode", episode)
         return made
 
     # reading
@@ -287,10 +287,10 @@ class Conversation:
         if last is not None:
             return last_messages(self._context, last)
         events = self._context.events(self._context.state.core.since)
-        said = [message_of(event) for event in events if _is_message(event)]
+        messages = [message_of(event) for event in events if _is_message(event)]
         aside = self._context.state.core.aside
         return without_obsolete_results(
-            [one for one in said if not is_superseded(aside, one.seq)] if aside else said
+            [one for one in messages if not is_superseded(aside, one.seq)] if aside else messages
         )
 
     def compactions(self) -> list[Compaction]:

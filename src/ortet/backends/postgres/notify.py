@@ -80,8 +80,8 @@ class _PostgresPublisher:
         self._channel = channel
 
     def publish(self, topics: list[str]) -> None:
-        told = [topic if len(topic.encode()) <= _MAX_TOPIC_BYTES else "" for topic in topics]
-        values = (self._channel, [f"{_sender_id()} {topic}" for topic in told])
+        sent_topics = [topic if len(topic.encode()) <= _MAX_TOPIC_BYTES else "" for topic in topics]
+        values = (self._channel, [f"{_sender_id()} {topic}" for topic in sent_topics])
         try:
             with lock_timeout(_CONNECT_TIMEOUT_SECONDS), self._pool.borrow() as connection:
                 connection.execute(_NOTIFY, values, prepare=True)
@@ -109,15 +109,15 @@ class _PostgresSubscriber:
             self._ping()
         found += self._read()
         ours = f"{_sender_id()} "
-        topics = [told.partition(" ")[2] for told in found if not told.startswith(ours)]
+        topics = [payload.partition(" ")[2] for payload in found if not payload.startswith(ours)]
         return None if "" in topics else topics
 
     def _read(self) -> list[str]:
         pgconn = self._connection.pgconn
         pgconn.consume_input()
         found = []
-        while (told := pgconn.notifies()) is not None:
-            found.append(told.extra.decode("utf-8", "replace"))
+        while (notification := pgconn.notifies()) is not None:
+            found.append(notification.extra.decode("utf-8", "replace"))
         return found
 
     def _ping(self) -> None:

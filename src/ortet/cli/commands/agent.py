@@ -40,8 +40,8 @@ def start(call: CliCall) -> None:
       ortet agent start
     """
 
-    told = start_agent(_store(call))
-    call.output.emit({"running": True, **told}, _status_lines(told))
+    status = start_agent(_store(call))
+    call.output.emit({"running": True, **status}, _status_lines(status))
 
 
 @verb("stop")
@@ -74,10 +74,10 @@ def status(call: CliCall) -> None:
       ortet agent status --json
     """
 
-    told = agent_status(_store(call))
+    status = agent_status(_store(call))
     call.output.emit(
-        {"running": told is not None, **(told or {})},
-        _status_lines(told) if told else ["not running"],
+        {"running": status is not None, **(status or {})},
+        _status_lines(status) if status else ["not running"],
     )
 
 

@@ -138,8 +138,8 @@ def _run(client: InitClient, argv: list[str], stdin: bytes | None = None) -> tup
         mark=mark,
         limit=1 << 12,
     )
-    said = errors.getvalue().decode("utf-8", "replace") or result.stderr
-    return result.exit_code, out.getvalue(), said.strip()
+    error_text = errors.getvalue().decode("utf-8", "replace") or result.stderr
+    return result.exit_code, out.getvalue(), error_text.strip()
 
 
 def _copy_out(client: InitClient, path: str, target: Path) -> int:
@@ -147,9 +147,9 @@ def _copy_out(client: InitClient, path: str, target: Path) -> int:
     if _run(client, ["test", "-e", path, "-o", "-L", path])[0]:
         raise NotFound("no_file", f"there is no {output.safe(path)} in the machine: check the path")
     argv = ["tar", "-C", os.path.dirname(path), "-cf", "-", "--", os.path.basename(path) or "."]
-    code, data, said = _run(client, argv)
+    code, data, error_text = _run(client, argv)
     if code:
-        raise NotFound("no_file", f"{path} cannot be copied out ({output.safe(said)})")
+        raise NotFound("no_file", f"{path} cannot be copied out ({output.safe(error_text)})")
     into, name = (target, None) if target.is_dir() else (target.parent, target.name)
     if not into.is_dir():
         raise NotFound("no_directory", f"no directory {into}: make it first")
@@ -223,9 +223,9 @@ def _copy_in(client: InitClient, source: Path, path: str, raw_path: str) -> int:
     with tarfile.open(fileobj=data, mode="w") as archive:
         archive.add(source, arcname=name, filter=counted)
     argv = ["tar", "-C", into, "--no-same-owner", "-xf", "-"]
-    code, _, said = _run(client, argv, data.getvalue())
+    code, _, error_text = _run(client, argv, data.getvalue())
     if code:
-        raise Conflict("not_copied", f"{source} cannot be copied in ({output.safe(said)})")
+        raise Conflict("not_copied", f"{source} cannot be copied in ({output.safe(error_text)})")
     with suppress(OSError):
         data.close()
     return count

@@ -101,13 +101,13 @@ def _undo_or_redo(
         took = time.perf_counter() - began
     data = {"name": where, "dry_run": dry_run, **_data(found)}
     head = call.output.paint(f"[{where} {output.short_id(found.restored.to)}]", fg="yellow")
-    said = "; ".join(map(_step_text, found.steps))
+    steps_text = "; ".join(map(_step_text, found.steps))
     if dry_run:
-        first = f"{head} would {direction} {said}: {_change_counts(found)}"
+        first = f"{head} would {direction} {steps_text}: {_change_counts(found)}"
     else:
         report = output.report_text(found.restored.files)
         did = "undid" if direction == "undo" else "did again"
-        first = f"{head} {did} {said}: {report}  ({output.format_duration(took)})"
+        first = f"{head} {did} {steps_text}: {report}  ({output.format_duration(took)})"
     call.output.emit(data, [first, *_lines(call, direction, found, dry_run=dry_run)])
     call.output.print_losses(found.restored.files.losses)
 
@@ -130,11 +130,18 @@ def _preview_undo(
     from ortet.workspaces.undo import UndoResult
 
     view = read_session(call, session)
-    told = preview_undo(view, direction, count)
-    lost = Report(losses=told.lost)
-    restored = RestoreResult(told.to, lost, told.deeds, told.collaborations, [], told.secrets)
+    preview = preview_undo(view, direction, count)
+    lost = Report(losses=preview.lost)
+    restored = RestoreResult(
+        preview.to, lost, preview.deeds, preview.collaborations, [], preview.secrets
+    )
     found = UndoResult(
-        told.steps, told.changes, restored, told.head, told.uncommitted, told.forgotten
+        preview.steps,
+        preview.changes,
+        restored,
+        preview.head,
+        preview.uncommitted,
+        preview.forgotten,
     )
     return view.name, found
 

@@ -127,16 +127,16 @@ def query(store: str, kind: str, key: str = "") -> str:
     sock = connect(store)
     try:
         send_hello(sock, kind, key)
-        said = b""
+        reply = b""
         while part := sock.recv(1 << 16):
-            said += part
+            reply += part
     except OSError as error:
         raise NoDaemon(str(error)) from error
     finally:
         sock.close()
-    if said[:1] != REPLY_ENDED:
-        raise NoDaemon(os.fsdecode(said[1:]) or "it did not answer")
-    return os.fsdecode(said[1:])
+    if reply[:1] != REPLY_ENDED:
+        raise NoDaemon(os.fsdecode(reply[1:]) or "it did not answer")
+    return os.fsdecode(reply[1:])
 
 
 def run_command(
@@ -188,16 +188,16 @@ def _send_request(
 
 
 def _await_begin(sock: socket) -> None:
-    said = sock.recv(1)
-    if said == REPLY_BEGUN:
+    reply = sock.recv(1)
+    if reply == REPLY_BEGUN:
         return
-    why = sock.recv(1 << 12) if said == REPLY_DECLINED else b"it hung up"
+    why = sock.recv(1 << 12) if reply == REPLY_DECLINED else b"it hung up"
     raise NoDaemon(os.fsdecode(why))
 
 
 def _await_exit_code(sock: socket) -> int:
-    said, interrupts = b"", 0
-    while not said.endswith(b"\n"):
+    reply, interrupts = b"", 0
+    while not reply.endswith(b"\n"):
         try:
             part = sock.recv(16)
         except KeyboardInterrupt:  # the agent must stop the command
@@ -210,10 +210,10 @@ def _await_exit_code(sock: socket) -> int:
             raise DaemonLost from error
         if not part:
             raise DaemonLost
-        said += part
-    if not said.startswith(REPLY_ENDED):
+        reply += part
+    if not reply.startswith(REPLY_ENDED):
         raise DaemonLost
-    return int(said[1:])
+    return int(reply[1:])
 
 
 def _forward_interrupt(sock: socket) -> None:

@@ -20,10 +20,10 @@ _POLL_SECONDS = 0.02
 def agent_status(store: Path) -> dict[str, Any] | None:
     """Return the status of a store's agent, or None if none runs."""
     try:
-        said: dict[str, Any] = json.loads(client.query(str(store), "status"))
+        status: dict[str, Any] = json.loads(client.query(str(store), "status"))
     except NoDaemon:
         return None
-    return said
+    return status
 
 
 def start_agent(store: Path) -> dict[str, Any]:

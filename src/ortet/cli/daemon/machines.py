@@ -180,10 +180,10 @@ def find_or_start(
     if meant:
         call.hub.workspaces.table.need(meant)
         words += ["-w", meant]
-    told = run_in_agent(call, meant or f"{call.row().name}-live", words, start=True)
-    for loss in told.pop("losses"):
+    reply = run_in_agent(call, meant or f"{call.row().name}-live", words, start=True)
+    for loss in reply.pop("losses"):
         call.output.note(f"not kept: {loss['path']}: {loss['what']} ({loss['why']})")
-    return msgspec.convert(told, thread_safe_struct(LiveMachineInfo))
+    return msgspec.convert(reply, thread_safe_struct(LiveMachineInfo))
 
 
 def run_in_agent(
@@ -217,10 +217,10 @@ def run_in_agent(
     finally:
         os.close(write)
     with os.fdopen(read, "rb") as file:
-        said = file.read()
+        text = file.read()
     if code:
         raise SystemExit(code)
-    answer: dict[str, Any] = json.loads(said)
+    answer: dict[str, Any] = json.loads(text)
     return answer
 
 

@@ -52,13 +52,13 @@ class DaemonWorker:
     def receive_status(self) -> bool:
         """Read the worker's status. Return False if the worker has ended."""
         try:
-            said = self.sock.recv(1 << 18)
+            received = self.sock.recv(1 << 18)
         except OSError:
-            said = b""
-        if said:
-            told = json.loads(said)
-            self.busy, self.live = told["busy"], told["live"]
-        return bool(said)
+            received = b""
+        if received:
+            request = json.loads(received)
+            self.busy, self.live = request["busy"], request["live"]
+        return bool(received)
 
 
 class DaemonServer:

@@ -103,8 +103,8 @@ class WorkerLoop:
 
     def _send_status(self, busy: str) -> None:
         with suppress(OSError):
-            told = {"busy": busy, "live": self._cache.live_machines()}
-            self._control.send(json.dumps(told).encode())
+            status = {"busy": busy, "live": self._cache.live_machines()}
+            self._control.send(json.dumps(status).encode())
 
     def _run_request(self, conn: socket.socket, request: DaemonRequest) -> int:
         code = _EXIT_TERMINATED
@@ -139,12 +139,12 @@ class WorkerLoop:
             if stop in ready:
                 return
             try:
-                said = conn.recv(1)
+                received = conn.recv(1)
             except OSError:
-                said = b""
-            number = signal.SIGINT if said else signal.SIGHUP
+                received = b""
+            number = signal.SIGINT if received else signal.SIGHUP
             os.kill(os.getpid(), number)
-            if not said:
+            if not received:
                 return
 
     def _on_signal(self, number: int, _: Any) -> None:

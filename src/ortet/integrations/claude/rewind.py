@@ -74,9 +74,9 @@ class _RewindPoint(NamedTuple):
 
 
 def turns_of(view: SessionReader) -> list[Turn]:
-    told = read_transcript(view)
+    transcript = read_transcript(view)
     found, commits = [], list(commits_of(view))
-    for seq, entry in told.lines if told else ():
+    for seq, entry in transcript.lines if transcript else ():
         if is_prompt(entry):
             counts = _made_before(entry)
             before = commits_around(view, seq - 1, among=commits, counts=counts).before
@@ -88,19 +88,19 @@ def turns_of(view: SessionReader) -> list[Turn]:
 
 def rewind_transcript(session: Session, files: Workspace | None, to: str | int) -> Rewound:
     """Rewind to after the message of a uuid, to before the last n turns, or to a commit."""
-    told = read_transcript(session)
-    if told is None:
+    transcript = read_transcript(session)
+    if transcript is None:
         raise NotFound("no_session", f"{session.name!r} is no transcript: nothing can be rewound")
     if isinstance(to, str) and _COMMIT.fullmatch(to):
         was, report = restore_with_files(session, files, from_hex(to))
         exact = True
     else:
-        point = _point(session, told, _seq(told, to))
+        point = _point(session, transcript, _seq(transcript, to))
         was, report = rewind_with_files(session, files, point.seq, point.commit)
         exact = point.exact
     left = read_transcript(session)
     entries = len(left.lines) if left else 0
-    return Rewound(told.key["session_id"], entries, was.oid, report, exact)
+    return Rewound(transcript.key["session_id"], entries, was.oid, report, exact)
 
 
 def seq_of(transcript: LoadedTranscript, uuid: str) -> int:

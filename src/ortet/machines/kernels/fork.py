@@ -62,13 +62,13 @@ class PendingKernelFork:
         if self._is_check_due:
             self._read_check()
         self._replies_due -= 1
-        said = self._kernel.receive()
-        if not isinstance(said.reply.get("pid"), int) or len(said.fds) != 1:
-            for fd in said.fds:
+        reply = self._kernel.receive()
+        if not isinstance(reply.reply.get("pid"), int) or len(reply.fds) != 1:
+            for fd in reply.fds:
                 os.close(fd)
-            raise self._fork_failed(said.reply.get("failed", "?"))
-        pid = host.host_pid(said.reply["pid"], said.fds[0])
-        entered = KernelProcess(self._channel._replace(theirs=[]), pid, said.fds[0])
+            raise self._fork_failed(reply.reply.get("failed", "?"))
+        pid = host.host_pid(reply.reply["pid"], reply.fds[0])
+        entered = KernelProcess(self._channel._replace(theirs=[]), pid, reply.fds[0])
         self._link = KernelLink(entered, self._mark)
         return self._link
 
@@ -123,5 +123,5 @@ def wait_ready(fork: Kernel) -> None:
 
 
 def _fork_ended(fork: Kernel, stderr: str) -> OrtetError:
-    said = stderr.strip()[-500:] or "try again"
-    return Unavailable("no_fork", f"fork {fork.name!r} ended at its start: {said}")
+    reason = stderr.strip()[-500:] or "try again"
+    return Unavailable("no_fork", f"fork {fork.name!r} ended at its start: {reason}")

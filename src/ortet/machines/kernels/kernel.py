@@ -117,14 +117,14 @@ class Kernel:
         began = time.monotonic()
         with self._exclusive("run code"):
             self.run_count += 1
-            said = self._request({"do": "run", "code": code}, timeout=timeout, output=output)
+            reply = self._request({"do": "run", "code": code}, timeout=timeout, output=output)
             try:
                 return parse_cell_result(
-                    said.reply,
-                    stdout=said.stdout,
-                    stderr=said.stderr,
+                    reply.reply,
+                    stdout=reply.stdout,
+                    stderr=reply.stderr,
                     duration=time.monotonic() - began,
-                    timed_out=said.timed_out,
+                    timed_out=reply.timed_out,
                 )
             except (ValueError, TypeError, RecursionError) as error:
                 raise self._mark_gone("it said something that no kernel says") from error
@@ -172,11 +172,11 @@ class Kernel:
             name for name in dict.fromkeys(names) if name not in self.declared_variables
         ]
         with self._exclusive("be asked for its variables"):
-            said = self._request(
+            reply = self._request(
                 {"do": "save", "names": self.declared_variables, "most": MAX_VARIABLES_BYTES}
             )
         kept = {
-            var.name: var for part in ("kept", "lost") for var in self._parse_variables(said, part)
+            var.name: var for part in ("kept", "lost") for var in self._parse_variables(reply, part)
         }
         return [kept[name] for name in self.declared_variables if name in kept]
 
@@ -190,9 +190,9 @@ class Kernel:
             file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
             undo.callback(file.close)
             message = {"do": "save", "names": self.declared_variables, "most": MAX_VARIABLES_BYTES}
-            said = self._request(message, [file.fileno()])
-            lost, kept = self._parse_variables(said, "lost"), self._parse_variables(said, "kept")
-            sizes = [one.get("size") for one in said.reply["kept"]]
+            reply = self._request(message, [file.fileno()])
+            lost, kept = self._parse_variables(reply, "lost"), self._parse_variables(reply, "kept")
+            sizes = [one.get("size") for one in reply.reply["kept"]]
             if not all(isinstance(size, int) and size >= 0 for size in sizes):
                 raise self._mark_gone("it said something that no kernel says")
             undo.pop_all()
@@ -202,8 +202,8 @@ class Kernel:
     def load(self, file: IO[bytes], variables: Sequence[dict[str, Any]]) -> list[KernelVariable]:
         """Load the variables that `save` wrote, and return those that could not be loaded."""
         with self._exclusive("get variables"):
-            said = self._request({"do": "load", "vars": list(variables)}, [file.fileno()])
-        return self._parse_variables(said, "lost")
+            reply = self._request({"do": "load", "vars": list(variables)}, [file.fileno()])
+        return self._parse_variables(reply, "lost")
 
     def close(self) -> None:
         """End the kernel, even while it runs code. The private files of a fork are deleted."""
@@ -320,7 +320,7 @@ class Kernel:
         output: OutputCallback | None = None,
     ) -> KernelReply:
         try:
-            said = self.link.request(message, fds, timeout=timeout, output=output)
+            reply = self.link.request(message, fds, timeout=timeout, output=output)
         except KernelGone as gone:
             raise self._mark_gone(gone.why, gone.stderr) from gone
         except BaseException:
@@ -330,9 +330,9 @@ class Kernel:
                 self.link.request(None, timeout=0)
             raise
         if message is not None:
-            for fd in said.fds:
+            for fd in reply.fds:
                 os.close(fd)
-        return said
+        return reply
 
     def _parse_variables(self, reply: KernelReply, part: str) -> list[KernelVariable]:
         try:

@@ -307,9 +307,9 @@ class StartingProcess:
 
         Raises Unsupported("machine_refused"), with the reason, if it could not start.
         """
-        said = self.read_status()
-        if said not in (b"", READY):
-            raise machine_refused(said.decode(errors="replace"))
+        status = self.read_status()
+        if status not in (b"", READY):
+            raise machine_refused(status.decode(errors="replace"))
 
     def read_status(self, expected: bytes = READY) -> bytes:
         """Return what the process reports until it has started.
@@ -318,15 +318,15 @@ class StartingProcess:
         """
         if self._status_fd < 0:
             return b""
-        said = b""
+        received = b""
         try:
             while part := os.read(self._status_fd, _READ_BYTES):
-                said += part
-                if said == expected:
+                received += part
+                if received == expected:
                     break
         finally:
             self.close()
-        return said
+        return received
 
     def close(self) -> None:
         if self._status_fd >= 0:

@@ -83,7 +83,7 @@ class RestoreToolResult(ToolResult, frozen=True):
             f"{left} of the journal would be left behind" if self.forgotten else "",
         ]
         after = [f"at {self.to}: {self.written} written, {self.removed} removed"]
-        told = [
+        lines = [
             *(f"not back: {loss}" for loss in self.lost),
             effects,
             *limit_lines(self.deeds),
@@ -91,11 +91,11 @@ class RestoreToolResult(ToolResult, frozen=True):
         ]
         if self.done:
             return join_lines(
-                *after, *told, "undo goes back to before this (after an undo, redo does)"
+                *after, *lines, "undo goes back to before this (after an undo, redo does)"
             )
         return join_lines(
             *before,
-            *told,
+            *lines,
             "nothing was done. What is uncommitted would be committed first, so nothing would be "
             f"lost. To do it, call again with confirm={self.confirm}",
         )
@@ -169,9 +169,9 @@ def _undo_or_redo(
     from ortet.sessions.history.preview import preview_undo
 
     _require_branch(context)
-    told = preview_undo(context.hub.get(context.require_session().id), verb, n)
-    if not confirmation.allows(told.to):
-        return _preview(context, told, verb)
+    preview = preview_undo(context.hub.get(context.require_session().id), verb, n)
+    if not confirmation.allows(preview.to):
+        return _preview(context, preview, verb)
     with context.open_session() as session:
         found = session.undo(n) if verb == "undo" else session.redo(n)
         back, head = found.restored, session.head
@@ -212,9 +212,9 @@ def _restore_if_confirmed(
     """Move the session if exactly this commit was confirmed, else return a preview."""
     from ortet.sessions.history.preview import preview_restore
 
-    told = preview_restore(context.hub.get(context.require_session().id), target, only)
+    preview = preview_restore(context.hub.get(context.require_session().id), target, only)
     if not confirmation.allows(target.hex()):
-        return _preview(context, told)
+        return _preview(context, preview)
     with context.open_session() as session:
         done = move(session)
         head = session.head
@@ -224,7 +224,7 @@ def _restore_if_confirmed(
             head=head.oid if head else "",
             changed=done.files.written + done.files.removed,
             changes=[],
-            forgotten=told.forgotten,
+            forgotten=preview.forgotten,
             written=done.files.written,
             removed=done.files.removed,
             lost=losses_of(done.files.losses),

@@ -78,13 +78,15 @@ class OpenAIEmbedder:
                 answer = response.read(_MAX_RESPONSE_BYTES + 1)
         except urllib.error.HTTPError as error:
             with error:
-                said = self._without_key(error.read(300).decode("utf-8", "replace"))
+                message = self._without_key(error.read(300).decode("utf-8", "replace"))
             raise Unavailable(
-                "embedder_refused", f"{self._url} answered {error.code}: {said}", status=error.code
+                "embedder_refused",
+                f"{self._url} answered {error.code}: {message}",
+                status=error.code,
             ) from None
         except (OSError, HTTPException) as error:
-            said = self._without_key(str(error))
-            raise Unavailable("no_embedder", f"{self._url} cannot be reached: {said}") from None
+            message = self._without_key(str(error))
+            raise Unavailable("no_embedder", f"{self._url} cannot be reached: {message}") from None
         try:
             items = msgspec.json.decode(answer, type=thread_safe_struct(_EmbeddingsResponse)).data
         except msgspec.DecodeError as error:

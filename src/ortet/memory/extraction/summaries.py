@@ -207,8 +207,8 @@ def summarise(turns: Sequence[SpokenTurn], limit: int = SUMMARY_CHARS) -> str:
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise Invalid("bad_limit", f"limit={limit!r}: give a number of characters from 1")
-    said = _candidate_sentences(turns)
-    chosen = _choose_sentences(said, turns, limit)
+    sentences = _candidate_sentences(turns)
+    chosen = _choose_sentences(sentences, turns, limit)
     if not chosen:
         first = next((s for turn in turns for s in split_sentences(turn.text)), "")
         speaker = next((turn.speaker for turn in turns if split_sentences(turn.text)), "")

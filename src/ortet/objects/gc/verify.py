@@ -222,15 +222,15 @@ class _Verifier:
         self, roots: Iterable[ObjectRef], parse_references: ReferenceParser
     ) -> ReachableSet:
         marks = ReachableSet(self._store, parse_references)
-        told: set[Oid] = set()
+        reported: set[Oid] = set()
 
         def trouble(link: ObjectRef, parent: Oid | None, error: OrtetError) -> None:
             self._report(_describe_ref(link, parent), error.message, link.oid)
-            told.add(link.oid)
+            reported.add(link.oid)
 
         def leaf(link: ObjectRef, parent: Oid | None) -> None:
-            if link.oid not in self._verified and link.oid not in told:
-                told.add(link.oid)
+            if link.oid not in self._verified and link.oid not in reported:
+                reported.add(link.oid)
                 if not self._is_intact(link.oid):
                     self._report(_describe_ref(link, parent), "is missing or damaged", link.oid)
 

@@ -79,8 +79,8 @@ class ReceiptInfo(msgspec.Struct, frozen=True):
 
 
 def _receipt_info(receipt: ErasureReceipt) -> ReceiptInfo:
-    told = {**msgspec.structs.asdict(receipt), "replaced": dict(receipt.replaced)}
-    return ReceiptInfo(**told, complete=receipt.complete)
+    data = {**msgspec.structs.asdict(receipt), "replaced": dict(receipt.replaced)}
+    return ReceiptInfo(**data, complete=receipt.complete)
 
 
 @operation("GET", "/sessions/{session}/audit")

@@ -59,7 +59,7 @@ class OutputSource(StreamSource):
         if cursor.over:
             return StreamPage([], cursor, over="exited")
         piece = await self._fanout.read(cursor.position)
-        told: list[StreamEvent] = []
+        events: list[StreamEvent] = []
         data = piece.data
         if self._encoding == "text" and not piece.eof:
             data = data[: len(data) - incomplete_utf8_length(data)]
@@ -68,15 +68,15 @@ class OutputSource(StreamSource):
         if begin != cursor.position:
             # Output was lost from the buffer, or the machine was restored to an earlier state.
             gone = {"position": begin, "missed": max(0, begin - cursor.position)}
-            told.append(make_event(gone, id=f"{cursor.job}:{begin}", name="moved"))
+            events.append(make_event(gone, id=f"{cursor.job}:{begin}", name="moved"))
         if data:
             shown = b64encode(data) if self._encoding == "base64" else data
             about = {"position": begin, "data": shown.decode("utf-8", "replace")}
-            told.append(make_event(about, id=f"{cursor.job}:{end}"))
+            events.append(make_event(about, id=f"{cursor.job}:{end}"))
         now = OutputCursor(cursor.job, end, over=piece.eof)
         if piece.eof:
-            told.append(make_event({"code": piece.code}, id=str(now), name="exit"))
-        return StreamPage(told, now, more=bool(data), over="exited" if piece.eof else "")
+            events.append(make_event({"code": piece.code}, id=str(now), name="exit"))
+        return StreamPage(events, now, more=bool(data), over="exited" if piece.eof else "")
 
     def close(self) -> None:
         self._resources.close()

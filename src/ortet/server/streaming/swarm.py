@@ -95,18 +95,18 @@ class SwarmSource(StreamSource):
     def _read(self, cursor: SwarmCursor) -> StreamPage:
         with self._pool.hub() as hub:
             found = hub.swarms.get(hub.get(self._id), self._name)
-        told: list[StreamEvent] = []
+        events: list[StreamEvent] = []
         seen = bytearray(cursor.attempts.ljust(len(found.attempts), b"\0"))
         for one in found.attempts:
             if seen[one.i] != attempt_mark(one):
                 seen[one.i] = attempt_mark(one)
                 cursor = SwarmCursor(bytes(seen), cursor.stage)
-                told.append(make_event(one, id=str(cursor), kind=one.state))
+                events.append(make_event(one, id=str(cursor), kind=one.state))
         stage = _STAGES.index(found.state)
         if stage != cursor.stage:
             cursor = SwarmCursor(bytes(seen), stage)
-            told.append(make_event(_stage(found), id=str(cursor), name="swarm"))
-        return StreamPage(told, cursor, over="finished" if found.state == "finished" else "")
+            events.append(make_event(_stage(found), id=str(cursor), name="swarm"))
+        return StreamPage(events, cursor, over="finished" if found.state == "finished" else "")
 
 
 def _stage(swarm: SwarmResult) -> SwarmStage:

@@ -61,8 +61,8 @@ class Upload:
     def check_digest(self, request: Request) -> None:
         """Raise Invalid if the body does not match a digest header (RFC 9530 and RFC 3230)."""
         for header in ("content-digest", "repr-digest", "digest"):
-            for said in filter(None, request.headers.get(header, "").split(",")):
-                found = _DIGEST.match(said)
+            for value in filter(None, request.headers.get(header, "").split(",")):
+                found = _DIGEST.match(value)
                 if found is None:
                     continue  # unknown algorithms are ignored
                 name = found[1].lower()
@@ -84,9 +84,9 @@ async def receive_upload(
         Invalid: The client disconnected, or the digest differs.
         Unauthorized: The token was revoked during the upload.
     """
-    said = request.headers.get("content-length", "")
-    if said.isdigit():
-        _check_disk_space(int(said), directory, largest)
+    length_text = request.headers.get("content-length", "")
+    if length_text.isdigit():
+        _check_disk_space(int(length_text), directory, largest)
     with await streams.in_thread(partial(scratch_file, directory)) as file:
         upload = Upload(file)
         try:

@@ -73,16 +73,16 @@ def read_git_state(
 def _git_dir(machine: RootedReader, work: str) -> str | None:
     """Return the git directory: .git, or the one that a .git file of a worktree names."""
     place = f"{work}/.git"
-    said = machine.text(place)
-    if said.startswith("gitdir: "):
-        place = _resolve_from(work, said.removeprefix("gitdir: ").strip())
+    text = machine.text(place)
+    if text.startswith("gitdir: "):
+        place = _resolve_from(work, text.removeprefix("gitdir: ").strip())
     return place if machine.read(f"{place}/HEAD", max_bytes=1000) is not None else None
 
 
 def _common(machine: RootedReader, git_dir: str) -> str:
     """Return the directory that the worktrees of a repository share."""
-    said = machine.text(f"{git_dir}/commondir").strip()
-    return _resolve_from(git_dir, said) if said else git_dir
+    text = machine.text(f"{git_dir}/commondir").strip()
+    return _resolve_from(git_dir, text) if text else git_dir
 
 
 def _resolve_from(base: str, path: str) -> str:
@@ -91,12 +91,12 @@ def _resolve_from(base: str, path: str) -> str:
 
 def _head(machine: RootedReader, git_dir: str) -> tuple[str, str]:
     """Return the commit ("" before the first) and the branch ("" if detached)."""
-    said = (
+    text = (
         (machine.read(f"{git_dir}/HEAD", max_bytes=1000) or b"").decode("utf-8", "replace").strip()
     )
-    if not said.startswith("ref: "):
-        return (said if _OID.match(said) else ""), ""
-    ref = said.removeprefix("ref: ").strip()
+    if not text.startswith("ref: "):
+        return (text if _OID.match(text) else ""), ""
+    ref = text.removeprefix("ref: ").strip()
     if not _REF.match(ref) or ".." in ref:
         return "", ""
     common = _common(machine, git_dir)

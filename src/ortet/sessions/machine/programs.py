@@ -60,13 +60,13 @@ class SessionPrograms:
         options = _non_default(
             env=env, cwd=cwd, timeout=timeout, stdin=stdin, output=output, secrets=secrets
         )
-        said = command if isinstance(command, str) else list(command)
+        shown_command = command if isinstance(command, str) else list(command)
         with self._pipeline.action_scope():
             if not key:
                 self._files.start()
             result: Result = self._pipeline.runner.act(
                 self._run_here,
-                (said,),
+                (shown_command,),
                 options,
                 why=why,
                 replay=replay,
@@ -89,9 +89,9 @@ class SessionPrograms:
         why: str = "",
     ) -> Job:
         """Start a service in the machine under a name; see `Session.spawn`."""
-        said = command if isinstance(command, str) else list(command)
+        shown_command = command if isinstance(command, str) else list(command)
         options = _non_default(env=env, cwd=cwd, stdin=stdin)
-        return self._spawn_action("spawn", (name, said), options, why)
+        return self._spawn_action("spawn", (name, shown_command), options, why)
 
     def shell(
         self,

@@ -49,9 +49,9 @@ def episode_data(
     ]
     if not happened:
         return None
-    said = [message_of(event) for event in happened if event.kind == "message"]
+    messages = [message_of(event) for event in happened if event.kind == "message"]
     if not summary:
-        summary = _summary(view, happened, without_obsolete_results(said), summarise)
+        summary = _summary(view, happened, without_obsolete_results(messages), summarise)
     weight = 0.4 + sum(kind_of(event.kind).importance for event in happened)
     return {
         "id": id_,
@@ -59,7 +59,7 @@ def episode_data(
         "outcome": outcome or _outcome(view),
         "first": kept[0].seq,
         "last": kept[-1].seq,
-        "participants": _participants(view, said),
+        "participants": _participants(view, messages),
         "importance": min(1.0, weight) if importance is None else importance,
         "cause": cause,
         "began": kept[0].time,

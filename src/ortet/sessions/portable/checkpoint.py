@@ -206,8 +206,10 @@ def _event_data(record: AgentCheckpoint, in_family: bool) -> list[tuple[str, dic
         past = Compaction(first=1, last=1, count=0, digest="", summary=record.summary)
         found.append(("compaction", compaction_data(past)))
     for message in record.messages:
-        said = {"role": message.role, "content": message.content}
-        found.append(("message", {**said, "extra": message.extra} if message.extra else said))
+        message_data = {"role": message.role, "content": message.content}
+        found.append(
+            ("message", {**message_data, "extra": message.extra} if message.extra else message_data)
+        )
     return found
 
 

@@ -217,15 +217,15 @@ class RayServer:
         del self._refs[i]
         error = done.exception()
         if error is None:
-            said = done.result()
+            reply = done.result()
         elif i in self._stopped:
-            said = {"code": -9}
+            reply = {"code": -9}
         elif isinstance(error, self._ray.exceptions.RayTaskError):
             words = f"a node could not begin it ({_summarize_error(error)}): {_INSTALL_HINT}"
-            said = {"why": "error", "error": words}
+            reply = {"why": "error", "error": words}
         else:
-            said = {"why": "lost", "error": f"its worker was lost ({_summarize_error(error)})"}
-        ipc.send(self._sock, {"i": i, **said})
+            reply = {"why": "lost", "error": f"its worker was lost ({_summarize_error(error)})"}
+        ipc.send(self._sock, {"i": i, **reply})
 
     def _shut_down(self) -> NoReturn:
         """Stop what still runs, and exit.

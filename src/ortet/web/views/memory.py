@@ -169,9 +169,9 @@ def _session_page(view: SessionReader, page: MemoryPage) -> MemoryPage:
     at = parse_time(hub_of(view), "at", ask.at or None)
     history = view.memory.fact_history(ask.fact) if ask.fact else []
     if ask.show == "episodes":
-        told = view.memory.episodes(until=at)[::-1]
+        episodes = view.memory.episodes(until=at)[::-1]
         return msgspec.structs.replace(
-            page, episodes=told[:_MAX_LISTED], history=history, count=len(told)
+            page, episodes=episodes[:_MAX_LISTED], history=history, count=len(episodes)
         )
     facts = view.facts(scope=ask.scope or None, at=at, past=ask.past)[::-1]
     return msgspec.structs.replace(
@@ -184,8 +184,10 @@ def _episodes_page(hub: Hub, caller: Caller, page: MemoryPage) -> MemoryPage:
     episodes: dict[str, Episode] = {}
     for agent in caller.agents or (None,):
         episodes |= {one.id: one for one in hub.episodes(agent=agent)}
-    told = sorted(episodes.values(), key=lambda one: (one.time, one.id))[::-1]
-    return msgspec.structs.replace(page, episodes=told[:_MAX_LISTED], count=len(told))
+    newest_first = sorted(episodes.values(), key=lambda one: (one.time, one.id))[::-1]
+    return msgspec.structs.replace(
+        page, episodes=newest_first[:_MAX_LISTED], count=len(newest_first)
+    )
 
 
 def _scopes(view: SessionReader | None) -> list[str]:

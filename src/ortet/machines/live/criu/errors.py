@@ -35,21 +35,22 @@ def is_transient(error: CriuError) -> bool:
     The failure was then a process that was just ending, or a connection not accepted yet.
     """
     return any(
-        _EXITING_MESSAGE in said or _IN_FLIGHT_MESSAGE in said for said in log_errors(error.log)
+        _EXITING_MESSAGE in message or _IN_FLIGHT_MESSAGE in message
+        for message in log_errors(error.log)
     )
 
 
 def dump_error(error: CriuError) -> OrtetError:
     """Return the error for a dump that CRIU refused, from its log."""
-    said = log_errors(error.log)
-    if any(os.strerror(errno.ENOSPC) in one for one in said):
+    messages = log_errors(error.log)
+    if any(os.strerror(errno.ENOSPC) in one for one in messages):
         return Unavailable(
             "disk_full",
             "the disk was full while this machine was written down; its processes go on: free some "
             "space, then repeat",
         )
-    if any(_IN_FLIGHT_MESSAGE in one for one in said):
-        named = [name for one in said for name in map(_describe_process, _PID.findall(one))]
+    if any(_IN_FLIGHT_MESSAGE in one for one in messages):
+        named = [name for one in messages for name in map(_describe_process, _PID.findall(one))]
         return Conflict(
             "cannot_freeze",
             "a connection waits to be accepted inside this machine, and CRIU cannot carry one "
@@ -58,9 +59,8 @@ def dump_error(error: CriuError) -> OrtetError:
         )
     return Conflict(
         "cannot_freeze",
-        f"CRIU could not freeze this machine ({_summarize(said)}); its processes go on: stop the "
-        "one "
-        "that it names, or commit when it has ended",
+        f"CRIU could not freeze this machine ({_summarize(messages)}); its processes go on: stop "
+        "the one that it names, or commit when it has ended",
     )
 
 
@@ -75,8 +75,8 @@ def restore_error(error: CriuError) -> Conflict:
 
 
 def _summarize(errors: list[str]) -> str:
-    told = [one for one in errors if not one.startswith(_SUMMARY_MESSAGES)][-_MAX_MESSAGES:]
-    named = [_PID.sub(lambda match: f"({_describe_process(match[1])})", one) for one in told]
+    shown = [one for one in errors if not one.startswith(_SUMMARY_MESSAGES)][-_MAX_MESSAGES:]
+    named = [_PID.sub(lambda match: f"({_describe_process(match[1])})", one) for one in shown]
     return "; ".join(named) or "it said no reason"
 
 

@@ -123,12 +123,12 @@ class OutboundNetwork:
         If restored sockets need the outbound address, loopback of `pid` gets it instead.
         """
         if self._starting is not None:
-            said = self._starting.read_status(_READY_BYTE)
-            if said == _READY_BYTE:
+            status = self._starting.read_status(_READY_BYTE)
+            if status == _READY_BYTE:
                 self._pid = self._starting.pid
                 self._pidfd = os.pidfd_open(self._pid)
             else:
-                words = os.pread(self._log_fd, _LOG_BYTES, 0).rstrip(b"\0") or said
+                words = os.pread(self._log_fd, _LOG_BYTES, 0).rstrip(b"\0") or status
                 self._add_loss(words.decode(errors="replace").strip() or f"{PROGRAM} has ended")
             self._starting = None
         if self._log_fd >= 0:
@@ -253,10 +253,10 @@ def _why_unavailable() -> str:
             bool(poll_readable(told, seconds=_TIMEOUT_SECONDS)) and os.read(told, 1) == _READY_BYTE
         )
         process.kill()
-        said = process.stderr.read() if process.stderr else b""
+        errors = process.stderr.read() if process.stderr else b""
     os.close(told)
     os.close(net)
-    words = said.decode(errors="replace").strip().splitlines()[-2:]
+    words = errors.decode(errors="replace").strip().splitlines()[-2:]
     return "" if good else f"{program} does not work ({'; '.join(words)})"
 
 
