@@ -215,7 +215,7 @@ def test_restore_lists_effects_that_stay_done(server: Server, client: Client) ->
     for body in ({"ref": first, "dry_run": True}, {"ref": first}):
         found = client.post(f"{path}/restore", body)
         assert [one["name"] for one in found["deeds"]] == ["len"]
-        assert "stay done: len" in found["text"]
+        assert "1 effect happened later and stays done: len" in found["text"]
 
 
 def test_rewind_undo_and_redo_move_the_head(client: Client) -> None:
