@@ -126,10 +126,10 @@ def record_risk(session: Session) -> Event:
     return event
 
 
-def test_data_of_a_new_kind_is_checked_before_it_is_written(session: Session) -> None:
+def test_data_of_a_new_kind_is_checked_before_it_is_written(session_with_risk: Session) -> None:
     with pytest.raises(Invalid, match="this is no risk"):
-        append_events(session, [EventInput("risk", {**DATA, "level": "high"})])
-    assert [event for event in session.events() if event.kind == "risk"] == []
+        append_events(session_with_risk, [EventInput("risk", {**DATA, "level": "high"})])
+    assert [event for event in session_with_risk.events() if event.kind == "risk"] == []
 
 
 def test_an_event_of_a_new_kind_changes_the_state_and_is_loaded_again(hub: Hub) -> None:
@@ -150,21 +150,21 @@ def test_an_event_of_a_new_kind_changes_the_state_and_is_loaded_again(hub: Hub) 
     indirect=["risk"],
 )
 def test_the_record_says_whether_a_new_kind_survives_a_rewind(
-    session: Session, survives: bool
+    session_with_risk: Session, survives: bool
 ) -> None:
-    first = session.say("user", "first")
-    second = session.say("user", "second")
-    record_risk(session)
-    rewind_before_event(session, second.seq)
-    assert [message.content for message in session.messages()] == ["first"]
-    assert [event.kind for event in session.events(first.seq) if event.kind == "risk"] == (
-        ["risk"] if survives else []
-    )
+    first = session_with_risk.say("user", "first")
+    second = session_with_risk.say("user", "second")
+    record_risk(session_with_risk)
+    rewind_before_event(session_with_risk, second.seq)
+    assert [message.content for message in session_with_risk.messages()] == ["first"]
+    assert [
+        event.kind for event in session_with_risk.events(first.seq) if event.kind == "risk"
+    ] == (["risk"] if survives else [])
 
 
-def test_a_new_kind_has_a_section_in_the_briefing(session: Session) -> None:
-    record_risk(session)
-    briefing = session.briefing(1000)
+def test_a_new_kind_has_a_section_in_the_briefing(session_with_risk: Session) -> None:
+    record_risk(session_with_risk)
+    briefing = session_with_risk.briefing(1000)
     assert "## Risks\n- the disk is full" in briefing.markdown
     assert briefing.data["risks"] == [{"key": "risk/r1", "text": "the disk is full"}]
     keys = list(briefing.data)
@@ -172,9 +172,9 @@ def test_a_new_kind_has_a_section_in_the_briefing(session: Session) -> None:
 
 
 def test_a_new_kind_is_shown_in_the_journal_the_audit_and_the_progress_log(
-    session: Session,
+    session_with_risk: Session,
 ) -> None:
-    event = record_risk(session)
+    event = record_risk(session_with_risk)
     assert audit_line(event).what == LINE
     line = journal_line(event)
     assert (line.text, line.group) == ("the disk is full", "reasoning")
