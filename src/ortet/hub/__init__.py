@@ -14,7 +14,8 @@ The public verbs of `Hub` are spread over base classes, one for each area:
 
 Invariants:
 
-- Objects are written inside `Hub.writing()`. No sweep deletes an object before the head has moved.
+- Objects are written inside `StoreContext.writing()`. No sweep deletes an object before the head
+  has moved.
 - A store on a shared catalog can be swept by another host at any time. Such writes run in
   `run_with_sweep_retry`.
 - Verbs import their implementation when they are called, so that a command about files does not

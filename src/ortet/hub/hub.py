@@ -74,7 +74,7 @@ Progress = Callable[[int, int], None]
 
 
 class HubOptions(msgspec.Struct, frozen=True):
-    """What sessions of a hub use beside the store.
+    """Settings of a hub that its sessions use in addition to the store.
 
     Attributes:
         swarms: Runs swarms.

@@ -1,14 +1,15 @@
 """Workspaces: a branch of commits together with a machine.
 
 Start with `workspace.py`: `Workspace` has the verbs commit, restore, rewind, fork, merge and land.
-It is built from mixins:
+It is a facade of these parts:
 
-- `onbranch`: the head of the branch and how it moves;
+- `branch`: the head of the branch and how it moves;
+- `files`: the machine; files and head move together;
 - `programs` and `kernels`: commands, services, shells and Python kernels;
 - `undo`: undo and redo along the reflog.
 
-Other modules: `table` (rows of all workspaces), `machine_homes` (where machines live, and
-locks in a machine's home), `forks`, `merge` and `branches`.
+Other modules: `manager` (opens workspaces), `table` (rows of all workspaces), `machine_homes`
+(where machines live, and locks in a machine's home), `cross_host`, `forks`, `merge`, `results`.
 
 `commit_participant.py` is the contract with sessions: a session takes part in the commits of its
 workspace as a `CommitParticipant`.
@@ -17,6 +18,5 @@ Invariants: the head moves in one catalog transaction, after all objects are dur
 replaced only under the exclusive lock, after uncommitted work was committed. If a process dies
 between files and branch, the next open restores the files.
 
-Imports: packages of the same layer (`hub`, `sessions`, `store`, `vault`), then `machines`,
-`journal`, `memory`, `history` and below.
+Imports: `store` and `vault`, then `machines`, `journal`, `memory`, `history` and below.
 """

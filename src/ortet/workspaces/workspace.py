@@ -76,7 +76,7 @@ class WorkspaceStatus(msgspec.Struct, frozen=True):
 
 
 class WorkspaceOwner(Protocol):
-    """What a workspace needs of the manager that opened it."""
+    """The calls of a workspace to the manager that opened it."""
 
     def participant_of(self, branch: str) -> CommitParticipant: ...
 

@@ -27,7 +27,7 @@ _UNKNOWN_STAMP = (0, 0, 0, 0)  # no file has this stamp, so it is read again
 
 
 class UpperTree:
-    """What scans of one upper directory found. `UpperScanner` scans.
+    """The results of scans of one upper directory. `UpperScanner` scans.
 
     Args:
         reader: Captures the names.
