@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
+from threading import enumerate as enumerate_threads
 
 import pytest
 from tests.fixtures import forked
@@ -447,6 +449,32 @@ def test_a_lender_collected_during_a_write_does_not_deadlock(store: Path, hub: H
         "left"
     ) as again:  # and it was let go all the same
         assert [m.content for m in again.messages()] == ["here"]
+
+
+def test_a_lender_that_waited_is_collected_without_leaking_its_socket(hub: Hub) -> None:
+    first, second = (AdapterSessionPool(hub, lease_timeout=60) for _ in range(2))
+    with first.writing("shared") as session:
+        session.say("user", "here")
+    with second.writing("shared") as session:  # waits for the first, on a socket of its own
+        session.say("user", "there")
+    keeper = second._maintenance_thread
+    assert keeper is not None
+    with first.writing("shared") as session:  # takes it back: nothing is open in the second
+        session.say("user", "again")
+    keeper.join()
+    ring = [second]
+    ring.append(ring)  # type: ignore[arg-type]  # so that only the collector finds it
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del ring, second, session, keeper
+        gc.collect()
+        for thread in enumerate_threads():
+            if thread.name == "ortet-lent-close":
+                thread.join()
+    assert [str(one.message) for one in caught] == []
+    with first.writing("shared") as session:
+        assert [m.content for m in session.messages()] == ["here", "there", "again"]
+    first.close()
 
 
 _DROPPED = """

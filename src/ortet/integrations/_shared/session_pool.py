@@ -140,6 +140,44 @@ class PooledSession:
         self._lease_checked_at = now if found else 0.0
         return found
 
+    def hand_over(self, *, lease_lost: bool = False) -> None:
+        """Release the session and notify whoever waits for it."""
+        signal, id_ = self.session.store.signal, self.session.id
+        try:
+            if lease_lost:
+                self.session.parts.lifecycle.abandon()
+            else:
+                if self.is_requested:
+                    commit_if_long(self.session)
+                self.session.parts.lifecycle.release_for_handover()
+        finally:
+            with suppress(OSError, OrtetError):
+                signal.notify(released_topic(id_))
+
+
+class PoolResources:
+    """The hub and the open sessions of a session pool, which have to be closed.
+
+    The finalizer of the pool holds this object, and this object does not refer to the pool. So a
+    pool in a reference cycle can be collected while its hub is still reachable. Otherwise the
+    garbage collector would finalize the sockets of the hub before the hub is closed.
+    """
+
+    def __init__(self) -> None:
+        self.hub: Hub | None = None
+        self.sessions: dict[str, PooledSession] = {}
+
+    def close(self) -> None:
+        """Release every session and close the hub. A second call does nothing."""
+        hub, self.hub = self.hub, None
+        while self.sessions:
+            with suppress(OrtetError):  # A lease that cannot be released expires.
+                self.sessions.popitem()[1].hand_over()
+        if hub is not None:
+            with suppress(OSError, OrtetError):
+                hub.signal.notify(HANDOVER_TOPIC)  # Wake the maintenance thread.
+            hub.close()
+
 
 def call_weak_method(ref: weakref.WeakMethod[Callable[[], None]]) -> None:
     method = ref()
@@ -332,18 +370,15 @@ class AdapterSessionPool:
         self._closing.append(self._close_callback)
         reset_in_child(self._reset_after_fork)
 
-    def __del__(self) -> None:
-        if not hasattr(self, "_closing") or self._closed:
-            return
-        # Garbage collection may run this while the same thread writes to the same store. Closing
-        # here would then wait forever.
-        close_in_thread(self.close)
-
     def _reset(self) -> None:
         self._lock = RLock()
-        self._own_hub: Hub | None = None
+        self._resources = PoolResources()
+        # Garbage collection may call the finalizer while the same thread writes to the same store.
+        # Closing there would then wait forever.
+        self._finalizer = weakref.finalize(self, close_in_thread, self._resources.close)
+        self._finalizer.atexit = False  # `close` is registered with atexit
         # by name; the most recently used is last
-        self._open_sessions: dict[str, PooledSession] = {}
+        self._open_sessions = self._resources.sessions
         self._hold_counts: Counter[str] = Counter()
         self._block_counts: Counter[str] = Counter()
         self._released_at: dict[str, float] = {}
@@ -352,7 +387,8 @@ class AdapterSessionPool:
 
     def _reset_after_fork(self) -> None:
         closed = self._closed
-        self._parent_state.append((self._own_hub, self._open_sessions))
+        self._finalizer.detach()
+        self._parent_state.append(self._resources)
         self._reset()
         self._closed = closed
 
@@ -496,18 +532,11 @@ class AdapterSessionPool:
         atexit.unregister(self._close_callback)
         with suppress(ValueError):
             self._closing.remove(self._close_callback)
+        self._finalizer.detach()
         with self._lock:
             self._closed = True
-            hub, self._own_hub = self._own_hub, None
-            kept, self._open_sessions = self._open_sessions, {}
             keeper, self._maintenance_thread = self._maintenance_thread, None
-            for name, one in kept.items():
-                with suppress(OrtetError):  # A lease that cannot be released expires.
-                    self._hand_over(name, one)
-            if hub is not None:
-                with suppress(OSError, OrtetError):
-                    hub.signal.notify(HANDOVER_TOPIC)  # Wake the maintenance thread.
-                hub.close()
+            self._resources.close()
         if keeper is not None and keeper is not current_thread():
             keeper.join(1.0)
 
@@ -516,10 +545,11 @@ class AdapterSessionPool:
             raise Invalid(
                 "closed", "this hub was closed: open it again, and make the adapter with it"
             )
-        if self._own_hub is None:
-            self._own_hub = open_hub(self._url, **self._hub_options)
-            self._own_hub.store.allows_lease_handover = True
-        return self._own_hub
+        if self._resources.hub is None:
+            hub = open_hub(self._url, **self._hub_options)
+            hub.store.allows_lease_handover = True
+            self._resources.hub = hub
+        return self._resources.hub
 
     def _row(self, hub: Hub, name: str) -> SessionRow:
         row = hub.session_manager.table.find(self.agent, name)
@@ -560,7 +590,7 @@ class AdapterSessionPool:
         self, error: BaseException, name: str, lease_waiter: SessionLeaseWaiter
     ) -> Callable[[], None] | None:
         """Return a function that waits for another process, or None if waiting cannot help."""
-        hub = self._own_hub
+        hub = self._resources.hub
         if not isinstance(error, Refused) or error.kind != "lease_held" or not hub:
             return None
         row = hub.session_manager.table.find(self.agent, name)
@@ -593,8 +623,8 @@ class AdapterSessionPool:
                 self._remove_session(other, self._open_sessions[other])
         if self._maintenance_thread is None:
             run = weakref.WeakMethod(self._maintain)
-            assert self._own_hub is not None
-            args = (run, self._own_hub, self._idle_timeout / 4)
+            assert self._resources.hub is not None
+            args = (run, self._resources.hub, self._idle_timeout / 4)
             self._maintenance_thread = Thread(
                 target=run_pool_maintenance, args=args, name="ortet-lent", daemon=True
             )
@@ -645,19 +675,11 @@ class AdapterSessionPool:
             self._hand_over(name, pooled, lease_lost=lease_lost)
 
     def _hand_over(self, name: str, pooled: PooledSession, *, lease_lost: bool = False) -> None:
-        signal, id_ = pooled.session.store.signal, pooled.session.id
         try:
-            if lease_lost:
-                pooled.session.parts.lifecycle.abandon()
-            else:
-                if pooled.is_requested:
-                    commit_if_long(pooled.session)
-                pooled.session.parts.lifecycle.release_for_handover()
+            pooled.hand_over(lease_lost=lease_lost)
         finally:
             if pooled.is_requested:
                 self._released_at = {**self._recent_releases(), name: time.monotonic()}
-            with suppress(OSError, OrtetError):
-                signal.notify(released_topic(id_))
 
     def _recent_releases(self) -> dict[str, float]:
         past = time.monotonic() - _REACQUIRE_DELAY_SECONDS
