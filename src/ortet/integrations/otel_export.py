@@ -104,8 +104,10 @@ class _SpanBuilder:
             self._model(event, data, self._event_time(event, data))
         elif event.kind == "begun" and data.get("call") not in self._open_tools:
             at = self._event_time(event, data)
-            given = data.get("kwargs") or data.get("args")
-            self._tool(event, data["id"], name=str(data.get("name", "")), arguments=given, at=at)
+            arguments = data.get("kwargs") or data.get("args")
+            self._tool(
+                event, data["id"], name=str(data.get("name", "")), arguments=arguments, at=at
+            )
         elif event.kind == "ended" and data.get("id") in self._open_tools:
             failed = data.get("state") != "done"
             error = str(data.get("error") or data.get("state")) if failed else ""
@@ -122,11 +124,11 @@ class _SpanBuilder:
     def _event_time(self, event: Event, data: Mapping[str, Any]) -> int:
         """Return when the event happened; imported events carry the original time in `at`."""
         at = data.get("at")
-        found = at if isinstance(at, int) and at > 0 else event.time
-        self._last_event_ns = max(self._last_event_ns, found)
+        time = at if isinstance(at, int) and at > 0 else event.time
+        self._last_event_ns = max(self._last_event_ns, time)
         if not self._root.start:
-            self._root.start = found
-        return found
+            self._root.start = time
+        return time
 
     def _message(self, event: Event, message: Message, at: int) -> None:
         results = results_of(message)
@@ -135,8 +137,8 @@ class _SpanBuilder:
         if message.role == "assistant":
             self._current_turn(event, at)
             for call in calls_of(message):
-                given = _call_arguments(message, call.id)
-                self._tool(event, call.id, name=call.name, arguments=given, at=at)
+                arguments = _call_arguments(message, call.id)
+                self._tool(event, call.id, name=call.name, arguments=arguments, at=at)
             if self._content and self._turn and (text := text_of(message.content)):
                 self._turn.attributes["gen_ai.output.messages"] = _message_json("assistant", text)
         else:
@@ -144,8 +146,8 @@ class _SpanBuilder:
             if not results and message.role == "user":
                 self._start_turn(event, at)
                 if self._content and self._turn:
-                    said = _message_json("user", text_of(message.content))
-                    self._turn.attributes["gen_ai.input.messages"] = said
+                    message_json = _message_json("user", text_of(message.content))
+                    self._turn.attributes["gen_ai.input.messages"] = message_json
 
     def _start_turn(self, event: Event, at: int) -> None:
         if self._turn is not None:
@@ -170,7 +172,7 @@ class _SpanBuilder:
     def _model(self, event: Event, data: dict[str, Any], at: int) -> None:
         turn = self._current_turn(event, at)
         model, provider = str(data.get("model", "")), str(data.get("provider", ""))
-        told = {
+        attributes = {
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": provider or "_OTHER",
             "gen_ai.request.model": model,
@@ -178,13 +180,13 @@ class _SpanBuilder:
             **_usage(data.get("usage")),
         }
         start = min(self._last_request_ns or at, at)
-        span = self._span(f"chat/{event.seq}", turn.id, f"chat {model}".strip(), start, told)
+        span = self._span(f"chat/{event.seq}", turn.id, f"chat {model}".strip(), start, attributes)
         span.kind, span.end = _CLIENT, at
         self._last_request_ns = at
 
     def _tool(self, event: Event, id_: str, *, name: str, arguments: Any, at: int) -> None:
         turn = self._current_turn(event, at)
-        told = {
+        attributes = {
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": name,
             "gen_ai.tool.type": "function",
@@ -192,9 +194,9 @@ class _SpanBuilder:
             "gen_ai.conversation.id": self._id,
         }
         if self._content and arguments is not None:
-            told["gen_ai.tool.call.arguments"] = to_json(arguments)
+            attributes["gen_ai.tool.call.arguments"] = to_json(arguments)
         word = f"execute_tool {name}".strip()
-        self._open_tools[id_] = self._span(f"tool/{event.seq}/{id_}", turn.id, word, at, told)
+        self._open_tools[id_] = self._span(f"tool/{event.seq}/{id_}", turn.id, word, at, attributes)
 
     def _end(self, id_: str, at: int, result: Any, *, error: str) -> None:
         span = self._open_tools.pop(id_, None)
@@ -220,16 +222,16 @@ def _usage(usage: Any) -> dict[str, int]:
     if not isinstance(usage, dict):
         return {}
     counts = {name: value for name, value in usage.items() if type(value) is int and value >= 0}
-    found: dict[str, int] = {}
-    for names, told in ((_INPUT, "input"), (_OUTPUT, "output")):
+    attributes: dict[str, int] = {}
+    for names, direction in ((_INPUT, "input"), (_OUTPUT, "output")):
         if known := [counts[name] for name in names if name in counts]:
-            found[f"gen_ai.usage.{told}_tokens"] = known[0]
-    for name, told in _CACHE_TOKEN_ATTRIBUTES.items():
+            attributes[f"gen_ai.usage.{direction}_tokens"] = known[0]
+    for name, attribute in _CACHE_TOKEN_ATTRIBUTES.items():
         if name in counts:
-            found[told] = counts[name]
+            attributes[attribute] = counts[name]
             key = "gen_ai.usage.input_tokens"
-            found[key] = found.get(key, 0) + counts[name]
-    return found
+            attributes[key] = attributes.get(key, 0) + counts[name]
+    return attributes
 
 
 def _part(message: Message, kind: str, key: str, id_: str) -> dict[str, Any] | None:
@@ -269,7 +271,7 @@ def _hash(text: str, size: int) -> str:
 
 
 def _span_json(span: OtelSpan, trace: str) -> dict[str, Any]:
-    told = {
+    fields = {
         "traceId": trace,
         "spanId": span.id,
         "parentSpanId": span.parent,
@@ -280,7 +282,7 @@ def _span_json(span: OtelSpan, trace: str) -> dict[str, Any]:
         "attributes": _attributes(span.attributes),
         "status": {"code": _ERROR, "message": span.error} if span.error else {},
     }
-    return {key: value for key, value in told.items() if key != "parentSpanId" or value}
+    return {key: value for key, value in fields.items() if key != "parentSpanId" or value}
 
 
 def _attributes(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from tests.integrations.claude.lines import key
 
 from ortet.hub.hub import Hub
 from ortet.integrations.claude import OrtetSessionStore
-from ortet.integrations.claude.listing import transcript_session_name
+from ortet.integrations.claude.transcript import transcript_session_name
 
 
 @pytest.fixture

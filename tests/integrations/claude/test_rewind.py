@@ -18,7 +18,7 @@ import ortet
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.hub.hub import Hub
 from ortet.integrations.claude import OrtetSessionStore
-from ortet.integrations.claude.listing import transcript_session_name
+from ortet.integrations.claude.transcript import transcript_session_name
 
 pytestmark = pytest.mark.files({"src/app.py": "print('one')\n"})
 

@@ -31,7 +31,7 @@ import ortet
 from ortet.errors import Invalid, NotFound
 from ortet.hub.hub import Hub
 from ortet.integrations.claude import OrtetSessionStore
-from ortet.integrations.claude.listing import transcript_session_name
+from ortet.integrations.claude.transcript import transcript_session_name
 
 OPTIONAL = ("list_sessions", "list_session_summaries", "delete", "list_subkeys")
 

@@ -8,7 +8,6 @@ maps the conversation ids of a framework to session names.
 
 - `messages`: append, load, replace and clear messages of any size.
 - `actions`: actions, steps and approval answers, as the surfaces show them.
-- `threads`: run a function in a thread to its end, even if the caller is cancelled.
 
 Invariant: only one thread of this process uses the sessions of a pool at a time.
 

@@ -42,37 +42,37 @@ class SessionStep(msgspec.Struct, frozen=True):
 
 def actions_of(view: SessionReader) -> list[ActionDetails]:
     """Return the effects on this timeline in the order in which they began."""
-    said: dict[str, dict[str, Any]] = {}
+    details: dict[str, dict[str, Any]] = {}
     for event in view.events():
         if event.kind == "begun" and not event.erased:
-            said[event.data["id"]] = {
+            details[event.data["id"]] = {
                 "args": event.data.get("args", []),
                 "kwargs": event.data.get("kwargs", {}),
                 "approval": event.data.get("approval", ""),
             }
         elif event.kind == "ended" and not event.erased:
             outcome = {key: event.data.get(key) for key in ("outcome", "error")}
-            said.setdefault(event.data["id"], {}).update(outcome)
+            details.setdefault(event.data["id"], {}).update(outcome)
     effects = sorted(view.state.effects, key=lambda effect: effect.begun)
-    return [ActionDetails(one, **said.get(one.id, {})) for one in effects]
+    return [ActionDetails(one, **details.get(one.id, {})) for one in effects]
 
 
 def steps_of(events: Iterable[Event]) -> list[SessionStep]:
     """Return the steps of the program, each action with its outcome."""
-    found: list[SessionStep] = []
+    steps: list[SessionStep] = []
     # by effect id: index of the latest attempt, to which an "ended" event belongs
     tries: dict[str, int] = {}
     for event in events:
         id_ = event.data.get("id", "")
         if event.kind == "ended" and id_ in tries:
             got = {key: event.data.get(key) for key in _OUTCOME_FIELDS}
-            found[tries[id_]] = msgspec.structs.replace(found[tries[id_]], **got)
+            steps[tries[id_]] = msgspec.structs.replace(steps[tries[id_]], **got)
         if is_skipped(event.kind) or event.waiting:
             continue
         if event.kind == "begun":
-            tries[id_] = len(found)
-        found.append(SessionStep(event.seq, event.kind, event.data))
-    return found
+            tries[id_] = len(steps)
+        steps.append(SessionStep(event.seq, event.kind, event.data))
+    return steps
 
 
 def answer_approval(

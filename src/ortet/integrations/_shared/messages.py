@@ -95,21 +95,21 @@ def _invalid_value_path(value: Any) -> str:
 
     A path that is too deep is cut and ends in an ellipsis.
     """
-    found = ""
+    path = ""
     for _ in range(_MAX_PATH_DEPTH):
         pairs: Iterator[tuple[str, Any]] = iter(())
         if isinstance(value, Mapping):
             odd = next((key for key in value if not isinstance(key, str)), None)
             if odd is not None or None in value:
-                return f"{found}[{odd!r}]".removeprefix(".")
+                return f"{path}[{odd!r}]".removeprefix(".")
             pairs = ((f".{key}", value[key]) for key in value)
         elif isinstance(value, list | tuple):
             pairs = ((f"[{number}]", one) for number, one in enumerate(value))
         bad = next(((place, one) for place, one in pairs if not is_plain(one)), None)
         if bad is None:
-            return found.removeprefix(".")
-        found, value = found + bad[0], bad[1]
-    return found.removeprefix(".") + "…"
+            return path.removeprefix(".")
+        path, value = path + bad[0], bad[1]
+    return path.removeprefix(".") + "…"
 
 
 # Appending messages.
@@ -189,8 +189,10 @@ def append_stored_events(
 
 def load_full_message(view: SessionReader, message: Message) -> Message:
     """Return a message with its full content, however large."""
-    told = stored_data(hub_of(view).store, message.extra)
-    return message if told is None else msgspec.structs.replace(message, **{"extra": {}, **told})
+    fields = stored_data(hub_of(view).store, message.extra)
+    return (
+        message if fields is None else msgspec.structs.replace(message, **{"extra": {}, **fields})
+    )
 
 
 # Removing messages.

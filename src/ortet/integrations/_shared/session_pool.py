@@ -136,9 +136,9 @@ class PooledSession:
             return False
         held = self.session.store.catalog.lease(holding.lease.name)
         mine = holding.lease
-        found = held is not None and (held.owner, held.fence) == (mine.owner, mine.fence)
-        self._lease_checked_at = now if found else 0.0
-        return found
+        is_held = held is not None and (held.owner, held.fence) == (mine.owner, mine.fence)
+        self._lease_checked_at = now if is_held else 0.0
+        return is_held
 
     def hand_over(self, *, lease_lost: bool = False) -> None:
         """Release the session and notify whoever waits for it."""
@@ -409,17 +409,17 @@ class AdapterSessionPool:
             Refused: "lease_held" if another process keeps the session.
             Conflict: "session_closed" if the session is closed.
         """
-        kept = self._enter_block(name, create=create, options=options)
-        lock, session = self._lock, kept.session
+        pooled = self._enter_block(name, create=create, options=options)
+        lock, session = self._lock, pooled.session
         try:
             yield session
         except BaseException as error:
             if invalidates_session(error):
-                self._remove_session(name, kept)
+                self._remove_session(name, pooled)
             raise
         finally:
             try:
-                self._exit_block(name, kept)
+                self._exit_block(name, pooled)
             finally:
                 lock.release()
 
@@ -445,11 +445,11 @@ class AdapterSessionPool:
 
         Call it inside `with pool.hub()`.
         """
-        kept = self._open_sessions.get(name)
-        if kept is None or not kept.has_lease():
+        pooled = self._open_sessions.get(name)
+        if pooled is None or not pooled.has_lease():
             return None
-        kept.last_used_at = time.monotonic()
-        return kept.session
+        pooled.last_used_at = time.monotonic()
+        return pooled.session
 
     def journal(self, name: str) -> tuple[SessionRow, EventLog, int | None] | None:
         """Return the row and the event log of a session without folding its state.
@@ -475,18 +475,18 @@ class AdapterSessionPool:
 
     def names(self, prefix: str = "") -> list[str]:
         """Return the sorted names of this agent's sessions that start with `prefix`."""
-        found: list[str] = []
+        names: list[str] = []
         with self.hub() as hub:
             start = after = f"{self.agent}/{prefix}"
             if prefix and hub.catalog.row("session-name", start):
-                found.append(prefix)
+                names.append(prefix)
             while page := hub.catalog.rows("session-name", after):
                 keys = [row.key for row in page if row.key.startswith(start)]
-                found += [key.partition("/")[2] for key in keys]
+                names += [key.partition("/")[2] for key in keys]
                 if len(keys) < len(page):
                     break
                 after = page[-1].key
-        return found
+        return names
 
     def hold(self, name: str) -> None:
         """Keep the session in this process between blocks, for work in progress.
@@ -501,9 +501,9 @@ class AdapterSessionPool:
             self._hold_counts[name] -= 1
             if self._hold_counts[name] <= 0:
                 del self._hold_counts[name]
-            kept = self._open_sessions.get(name)
-            if kept is not None:
-                self._evict_if_requested(name, kept)
+            pooled = self._open_sessions.get(name)
+            if pooled is not None:
+                self._evict_if_requested(name, pooled)
 
     @contextmanager
     def closed_session(self, name: str) -> Iterator[tuple[Hub, SessionRow]]:
@@ -515,8 +515,8 @@ class AdapterSessionPool:
             NotFound: "no_session" if it does not exist.
         """
         with self.hub() as hub:
-            if (kept := self._open_sessions.get(name)) is not None:
-                self._remove_session(name, kept)
+            if (pooled := self._open_sessions.get(name)) is not None:
+                self._remove_session(name, pooled)
             row = self._row(hub, name)
             request_handover(hub.signal, row.id)
             yield hub, row
@@ -524,8 +524,8 @@ class AdapterSessionPool:
     def evict(self, name: str) -> None:
         """Release the session, so that another process can open it at once."""
         with self._lock:
-            if (kept := self._open_sessions.get(name)) is not None:
-                self._remove_session(name, kept)
+            if (pooled := self._open_sessions.get(name)) is not None:
+                self._remove_session(name, pooled)
 
     def close(self) -> None:
         """Release every session. Later calls raise Invalid("closed")."""
@@ -569,14 +569,14 @@ class AdapterSessionPool:
                 lock.acquire()
                 try:
                     hub = self._get_hub()
-                    kept = self._open_sessions.get(name)
-                    if kept is not None and not kept.has_lease(for_write=True):
-                        self._remove_session(name, kept, lease_lost=True)
-                        kept = None
-                    if kept is None:
-                        kept = self._add_session(name, self._open(hub, name, create, options))
+                    pooled = self._open_sessions.get(name)
+                    if pooled is not None and not pooled.has_lease(for_write=True):
+                        self._remove_session(name, pooled, lease_lost=True)
+                        pooled = None
+                    if pooled is None:
+                        pooled = self._add_session(name, self._open(hub, name, create, options))
                     self._block_counts[name] += 1
-                    return kept
+                    return pooled
                 except BaseException as error:
                     try:
                         wait = self._next_wait(error, name, asking)
@@ -615,7 +615,7 @@ class AdapterSessionPool:
         return minds.resume_handed_over(row, location=place, options=manner)
 
     def _add_session(self, name: str, session: Session) -> PooledSession:
-        kept = self._open_sessions[name] = PooledSession(session)
+        pooled = self._open_sessions[name] = PooledSession(session)
         for other in list(self._open_sessions):
             if len(self._open_sessions) <= self._max_open:
                 break
@@ -629,7 +629,7 @@ class AdapterSessionPool:
                 target=run_pool_maintenance, args=args, name="ortet-lent", daemon=True
             )
             self._maintenance_thread.start()
-        return kept
+        return pooled
 
     def _exit_block(self, name: str, pooled: PooledSession) -> None:
         pooled.last_used_at = time.monotonic()
@@ -696,15 +696,17 @@ class AdapterSessionPool:
 
         Return True if any session is still open.
         """
-        for kept in list(self._open_sessions.values()):
-            if is_requested(request_topic(kept.session.id)):
-                kept.is_requested = True
+        for pooled in list(self._open_sessions.values()):
+            if is_requested(request_topic(pooled.session.id)):
+                pooled.is_requested = True
         with self._lock:
             now = time.monotonic()
-            for name, kept in list(self._open_sessions.items()):
-                self._evict_if_requested(name, kept)
-                if now - kept.last_used_at > self._idle_timeout and not self._is_busy(name, kept):
-                    self._remove_session(name, kept)
+            for name, pooled in list(self._open_sessions.items()):
+                self._evict_if_requested(name, pooled)
+                if now - pooled.last_used_at > self._idle_timeout and not self._is_busy(
+                    name, pooled
+                ):
+                    self._remove_session(name, pooled)
             if not self._open_sessions:
                 self._maintenance_thread = None
             return bool(self._open_sessions)

@@ -1,11 +1,10 @@
 """Services of Google's Agent Development Kit (ADK) on an Ortet store.
 
-Start with `OrtetSessionService` (`sessions.py`, which also has the session pool that the services
-of a hub share), `OrtetArtifactService` (`artifacts.py`) or
+Start with `OrtetSessionService` (`sessions.py`), `OrtetArtifactService` (`artifacts.py`) or
 `OrtetMemoryService` (`memory.py`).
 
+- `sessions`: also the state of apps and users, and the session pool of a hub.
 - `events`: convert ADK events to journal events and back.
-- `state`: state of apps and users, in catalog rows.
 
 Invariants:
 

@@ -206,7 +206,7 @@ class OrtetArtifactService(BaseArtifactService):
                 session.artifact(filename, kind=DELETED, data=b"")
 
     def _versions(self, name: str, filename: str, uri: str) -> list[ArtifactVersion]:
-        found: list[ArtifactVersion] = []
+        versions: list[ArtifactVersion] = []
         with suppress(NotFound), self._pool.reading(name) as view:
             base, last = _deleted_version(view, filename), _last(view, filename)
             stem = uri.removeprefix("artifact").removesuffix("0")
@@ -214,7 +214,7 @@ class OrtetArtifactService(BaseArtifactService):
                 one = _get_version(view, filename, number)
                 details = _details(view, one)
                 linked = one.kind == LINK and one.link.startswith("artifact://")
-                found.append(
+                versions.append(
                     ArtifactVersion(
                         version=number - 1 - base,
                         canonical_uri=f"ortet{stem}{number - 1 - base}",
@@ -223,7 +223,7 @@ class OrtetArtifactService(BaseArtifactService):
                         mime_type=None if linked else details.get("media", one.media or None),
                     )
                 )
-        return found
+        return versions
 
 
 def _artifact_session_name(app: str, user: str, session: str | None, filename: str) -> str:
@@ -257,7 +257,7 @@ def _split_part(part: types.Part, data: dict[str, Any]) -> tuple[dict[str, Any],
     details: dict[str, Any] = {}
     if part.inline_data is not None:
         blob = part.inline_data
-        given = {"kind": INLINE, "data": blob.data or b"", "media": blob.mime_type or ""}
+        fields = {"kind": INLINE, "data": blob.data or b"", "media": blob.mime_type or ""}
         del data["inline_data"]
         rest = blob.model_dump(mode="json", exclude_none=True, exclude={"data", "mime_type"})
         if blob.mime_type is None:
@@ -267,21 +267,25 @@ def _split_part(part: types.Part, data: dict[str, Any]) -> tuple[dict[str, Any],
         if rest:
             details["blob"] = rest
     elif part.text is not None:
-        given = {"kind": TEXT, "data": part.text.encode("utf-8", "surrogatepass")}
-        given["media"] = "text/plain"
+        fields = {"kind": TEXT, "data": part.text.encode("utf-8", "surrogatepass")}
+        fields["media"] = "text/plain"
         del data["text"]
     else:
         file = data.pop("file_data")
-        given = {"kind": LINK, "link": file.pop("file_uri", ""), "media": file.pop("mime_type", "")}
-        if not given["media"]:
+        fields = {
+            "kind": LINK,
+            "link": file.pop("file_uri", ""),
+            "media": file.pop("mime_type", ""),
+        }
+        if not fields["media"]:
             details["media"] = None
-        if not given["link"]:
-            given["data"] = b""
+        if not fields["link"]:
+            fields["data"] = b""
         if file:
             details["file"] = file
     if data:
         details["part"] = data
-    return given, details
+    return fields, details
 
 
 def _build_part(view: SessionReader, artifact: Artifact) -> types.Part:
@@ -309,8 +313,8 @@ def _details(view: SessionReader, artifact: Artifact) -> dict[str, Any]:
         if event.kind == DETAILS and not event.erased:
             data = full_data(hub_of(view).store, event)
             if (data.get("name"), data.get("version")) == (artifact.name, artifact.version):
-                found: dict[str, Any] = decode_field("details", data)
-                return found
+                details: dict[str, Any] = decode_field("details", data)
+                return details
     return {}
 
 
@@ -328,9 +332,9 @@ def _last(view: SessionReader, name: str) -> int:
 
 
 def _get_version(view: SessionReader, name: str, version: int) -> Artifact:
-    found = view.state.artifacts.get(key_of(name, version))
-    assert found is not None  # Versions have no gaps.
-    return found
+    artifact = view.state.artifacts.get(key_of(name, version))
+    assert artifact is not None  # Versions have no gaps.
+    return artifact
 
 
 def _deleted_version(view: SessionReader, name: str) -> int:

@@ -48,12 +48,12 @@ def to_journal_event(event: AdkEvent) -> EventInput:
     if not parts:
         return EventInput(EVENT, encode_field("event", _drop_empty(data)))
     role = _ROLES.get(content.get("role", ""))
-    said = role or ("user" if event.author == "user" else "assistant")
+    message_role = role or ("user" if event.author == "user" else "assistant")
     if not is_plain(data):
         shown = text_of([_part(part) for part in parts]).encode("utf-8", "replace").decode()
         return EventInput(
             "message",
-            {"role": said, "content": shown, "extra": {_JSON_EXTRA_KEY: json.dumps(data)}},
+            {"role": message_role, "content": shown, "extra": {_JSON_EXTRA_KEY: json.dumps(data)}},
         )
     rest = _drop_empty({key: value for key, value in data.items() if key != "content"})
     extra: dict[str, Any] = {_EXTRA_KEY: rest}
@@ -64,9 +64,11 @@ def to_journal_event(event: AdkEvent) -> EventInput:
     if role is None:
         rest["role"] = content.get("role")
     if list(parts[0]) == ["text"] and len(parts) == 1:
-        return EventInput("message", {"role": said, "content": parts[0]["text"], "extra": extra})
+        return EventInput(
+            "message", {"role": message_role, "content": parts[0]["text"], "extra": extra}
+        )
     turned = [_part(part) for part in parts]
-    return EventInput("message", {"role": said, "content": turned, "extra": extra})
+    return EventInput("message", {"role": message_role, "content": turned, "extra": extra})
 
 
 def _has_none(value: Any) -> bool:
@@ -81,8 +83,8 @@ def _has_none(value: Any) -> bool:
 
 def _check_numbers(event: AdkEvent) -> None:
     """Raise Invalid, with its path, for a number that would be read back as None."""
-    given = event.model_dump(exclude_none=True, exclude=_MODEL_SCORE_FIELDS)
-    waiting: list[tuple[str, Any]] = [("", given)]
+    dump = event.model_dump(exclude_none=True, exclude=_MODEL_SCORE_FIELDS)
+    waiting: list[tuple[str, Any]] = [("", dump)]
     while waiting:
         place, value = waiting.pop()
         if isinstance(value, dict):
@@ -111,19 +113,21 @@ def data_of(hub: Hub, event: Event) -> dict[str, Any] | None:
         return None
     data = full_data(hub.store, event)
     if event.kind == EVENT:
-        found: dict[str, Any] = decode_field("event", data)
-        return found
+        fields: dict[str, Any] = decode_field("event", data)
+        return fields
     extra = data.get("extra", {})
     if _JSON_EXTRA_KEY in extra:
-        told: dict[str, Any] = json.loads(extra[_JSON_EXTRA_KEY])
-        return told
+        decoded: dict[str, Any] = json.loads(extra[_JSON_EXTRA_KEY])
+        return decoded
     if _EXTRA_KEY not in extra:
         return None
     rest = {"author": extra.get("name", "user"), **extra[_EXTRA_KEY]}
     role = rest.pop("role") if "role" in rest else _ADK_ROLES[data["role"]]
-    said = data["content"]
+    message_content = data["content"]
     parts = (
-        [{"text": said}] if isinstance(said, str) else [_from_message_part(part) for part in said]
+        [{"text": message_content}]
+        if isinstance(message_content, str)
+        else [_from_message_part(part) for part in message_content]
     )
     content: dict[str, Any] = {"parts": parts}
     return {**rest, "content": content if role is None else {**content, "role": role}}
@@ -142,13 +146,13 @@ def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """
     from pydantic_core import to_jsonable_python
 
-    found = {}
+    plain = {}
     for key, value in state.items():
         if not isinstance(key, str):
             raise Invalid("not_json", f"state key {key!r} is no text: give text")
         try:
-            found[key] = to_jsonable_python(value)
-            json.dumps(found[key], allow_nan=False)
+            plain[key] = to_jsonable_python(value)
+            json.dumps(plain[key], allow_nan=False)
         except Exception as error:  # A pydantic model in the value may raise anything.
             raise Invalid(
                 "not_json",
@@ -156,7 +160,7 @@ def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
                 "or a pydantic model",
                 key=key,
             ) from error
-    return found
+    return plain
 
 
 def encode_field(name: str, value: Any) -> dict[str, Any]:
@@ -170,13 +174,13 @@ def decode_field(name: str, data: Mapping[str, Any]) -> Any:
 
 def _drop_empty(data: dict[str, Any]) -> dict[str, Any]:
     """Return the event data without empty fields."""
-    found = dict(data)
-    actions = {key: value for key, value in found.pop("actions", {}).items() if value != {}}
+    rest = dict(data)
+    actions = {key: value for key, value in rest.pop("actions", {}).items() if value != {}}
     if actions:
-        found["actions"] = actions
-    if found.get("node_info") == {"path": ""}:
-        del found["node_info"]
-    return found
+        rest["actions"] = actions
+    if rest.get("node_info") == {"path": ""}:
+        del rest["node_info"]
+    return rest
 
 
 def _part(part: dict[str, Any]) -> dict[str, Any]:
@@ -192,21 +196,25 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
         "name",
         "response",
     }:
-        told = part["function_response"]
-        given = {"tool_use_id": told["id"], "name": told["name"], "content": told["response"]}
-        return {"type": "tool_result", **given}
+        response = part["function_response"]
+        fields = {
+            "tool_use_id": response["id"],
+            "name": response["name"],
+            "content": response["response"],
+        }
+        return {"type": "tool_result", **fields}
     kind = "thinking" if part.get("thought") else next(iter(part), "empty")
     return {"type": kind, "part": part}
 
 
 def _from_message_part(part: dict[str, Any]) -> dict[str, Any]:
     if "part" in part:
-        found: dict[str, Any] = part["part"]
-        return found
+        adk_part: dict[str, Any] = part["part"]
+        return adk_part
     if part["type"] == "text":
         return {"text": part["text"]}
     if part["type"] == "tool_use":
         call = {"id": part["id"], "name": part["name"], "args": part["input"]}
         return {"function_call": call}
-    told = {"id": part["tool_use_id"], "name": part["name"], "response": part["content"]}
-    return {"function_response": told}
+    response = {"id": part["tool_use_id"], "name": part["name"], "response": part["content"]}
+    return {"function_response": response}

@@ -65,8 +65,8 @@ class _UserMemory:
             self.added_sessions[event.data["name"]] = event.data["id"], event.data["seq"]
         elif event.kind == MEMORY_FORGOTTEN:
             self.forgotten_ids.add(event.data["id"])
-        elif event.kind == "message" and (found := data_of(hub, event)) is not None:
-            self.copied_event_ids.add(found["id"])
+        elif event.kind == "message" and (fields := data_of(hub, event)) is not None:
+            self.copied_event_ids.add(fields["id"])
 
 
 class OrtetMemoryService(BaseMemoryService):
@@ -268,11 +268,11 @@ def _entry(hub: Hub, reach: Sequence[recall.SearchableLog], hit: RecallHit) -> M
     for event in holder.events(hub.session_manager.services, hit.source.seq - 1, last):
         if event.kind == MEMORY_ENTRY:
             return MemoryEntry.model_validate(decode_field("entry", full_data(hub.store, event)))
-        found = event_of(hub, event)
-        if found is not None and found.content is not None:
-            when = datetime.fromtimestamp(found.timestamp, UTC).isoformat()
+        adk_event = event_of(hub, event)
+        if adk_event is not None and adk_event.content is not None:
+            when = datetime.fromtimestamp(adk_event.timestamp, UTC).isoformat()
             return MemoryEntry(
-                id=found.id, content=found.content, author=found.author, timestamp=when
+                id=adk_event.id, content=adk_event.content, author=adk_event.author, timestamp=when
             )
     return None
 

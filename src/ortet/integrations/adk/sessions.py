@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from google.adk.errors import StaleSessionError
@@ -16,14 +17,14 @@ from google.adk.platform import time as adk_time
 from google.adk.sessions import BaseSessionService
 from google.adk.sessions import Session as AdkSession
 from google.adk.sessions.base_session_service import GetSessionConfig, ListSessionsResponse
+from google.adk.sessions.state import State
 
-from ortet.backends.base import RowChange
+from ortet._util.codec import checksum
+from ortet.backends.base import Catalog, RowChange
 from ortet.errors import Invalid, NotFound
 from ortet.hub.hub import Hub, hub_of
 from ortet.ids import from_hex
 from ortet.integrations._shared.session_pool import AdapterSessionPool, require_hub, session_name
-from ortet.integrations._shared.threads import to_thread_shielded
-from ortet.integrations.adk import state as states
 from ortet.integrations.adk.events import (
     data_of,
     decode_field,
@@ -32,12 +33,74 @@ from ortet.integrations.adk.events import (
     plain_state,
     to_journal_event,
 )
-from ortet.integrations.adk.state import split_state
+from ortet.integrations.aio import to_thread_shielded
 from ortet.journal.events import Event
 from ortet.sessions.history.fork_session import fork_named_session
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.writing.bulk_import import append_events, commit_if_many_events
 from ortet.sessions.writing.large_events import EventInput, full_data
+
+# State of apps and users, shared by their sessions, in one catalog row for each key. Processes that
+# set different keys do not conflict. For one key the last write wins.
+
+
+class ScopedState(NamedTuple):
+    """State by scope. Temporary state of one run is left out."""
+
+    app: dict[str, Any]
+    user: dict[str, Any]
+    session: dict[str, Any]
+
+
+def split_state(state: Mapping[str, Any]) -> ScopedState:
+    scoped = ScopedState({}, {}, {})
+    for key, value in state.items():
+        if key.startswith(State.APP_PREFIX):
+            scoped.app[key.removeprefix(State.APP_PREFIX)] = value
+        elif key.startswith(State.USER_PREFIX):
+            scoped.user[key.removeprefix(State.USER_PREFIX)] = value
+        elif not key.startswith(State.TEMP_PREFIX):
+            scoped.session[key] = value
+    return scoped
+
+
+def state_rows(app: str, user: str, state: ScopedState) -> list[RowChange]:
+    """Return the row changes, to write in one transaction with their event."""
+    rows = [_row(_kind(app), key, value) for key, value in state.app.items()]
+    return rows + [_row(_kind(app, user), key, value) for key, value in state.user.items()]
+
+
+def shared_state(catalog: Catalog, app: str, user: str) -> dict[str, Any]:
+    """Return the app and user state that a session sees, with key prefixes."""
+    of_app = {
+        State.APP_PREFIX + key: value for key, value in _read_rows(catalog, _kind(app)).items()
+    }
+    return of_app | {State.USER_PREFIX + k: v for k, v in user_state(catalog, app, user).items()}
+
+
+def user_state(catalog: Catalog, app: str, user: str) -> dict[str, Any]:
+    return _read_rows(catalog, _kind(app, user))
+
+
+def _read_rows(catalog: Catalog, kind: str) -> dict[str, Any]:
+    values, after = list[tuple[str, Any]](), ""
+    while page := catalog.rows(kind, after):
+        values += [tuple(json.loads(row.value)) for row in page]
+        after = page[-1].key
+    return dict(sorted(values))
+
+
+def _row(kind: str, key: str, value: Any) -> RowChange:
+    return RowChange(kind, _digest(key), json.dumps([key, value]).encode())
+
+
+def _kind(*ids: str) -> str:
+    return "/".join(["adk", *map(_digest, ids)])
+
+
+def _digest(text: str) -> str:
+    return checksum(text.encode("utf-8", "surrogatepass")).hex()
+
 
 # The folded state of an ADK session: ids, state and last applied event.
 
@@ -252,7 +315,7 @@ class OrtetSessionService(BaseSessionService):
 
         def read_state() -> dict[str, Any]:
             with self._pool.hub() as hub:
-                return states.user_state(hub.catalog, app_name, user_id)
+                return user_state(hub.catalog, app_name, user_id)
 
         return await run_in_thread(read_state)
 
@@ -310,7 +373,7 @@ class OrtetSessionService(BaseSessionService):
 
     def _create(self, app: str, user: str, id_: str, initial_state: dict[str, Any]) -> AdkSession:
         name = adk_session_name(app, user, id_)
-        parts = states.split_state(plain_state(initial_state))
+        parts = split_state(plain_state(initial_state))
         with self._pool.writing(name) as session:
             if self._catch_up(name, session).has_begun:
                 raise AlreadyExistsError(f"Session with id {id_} already exists.")
@@ -356,7 +419,7 @@ class OrtetSessionService(BaseSessionService):
 
     def _append(self, session: AdkSession, event: AdkEvent) -> None:
         delta = event.actions.state_delta if event.actions else {}
-        parts = states.split_state(plain_state(delta or {}))
+        parts = split_state(plain_state(delta or {}))
         journal_event = to_journal_event(event)
         app, user = session.app_name, session.user_id
         name = adk_session_name(app, user, session.id)
@@ -401,9 +464,9 @@ class OrtetSessionService(BaseSessionService):
         except NotFound as error:
             raise SessionNotFoundError(f"Session {id_} not found.") from error
 
-    def _rows(self, hub: Hub, app: str, user: str, parts: states.ScopedState) -> list[RowChange]:
+    def _rows(self, hub: Hub, app: str, user: str, parts: ScopedState) -> list[RowChange]:
         """Return the state rows with secrets redacted, as in the journal."""
-        return states.changes(app, user, states.ScopedState(*map(hub.store.secrets.redact, parts)))
+        return state_rows(app, user, ScopedState(*map(hub.store.secrets.redact, parts)))
 
     def _catch_up(self, name: str, view: SessionReader) -> AdkSessionState:
         known = catch_up(self._states.pop(name, None), view)
@@ -420,7 +483,7 @@ class OrtetSessionService(BaseSessionService):
             app_name=app,
             user_id=user,
             id=id_,
-            state=state.copy_state() | states.shared_state(hub.catalog, app, user),
+            state=state.copy_state() | shared_state(hub.catalog, app, user),
             events=events,
             last_update_time=state.updated,
         )

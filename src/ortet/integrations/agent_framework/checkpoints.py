@@ -17,8 +17,8 @@ from ortet.errors import Corrupt, NotFound
 from ortet.hub.hub import Hub, hub_of
 from ortet.integrations._shared.messages import append_stored_events, get_session_pool
 from ortet.integrations._shared.session_pool import session_name
-from ortet.integrations._shared.threads import to_thread_shielded
 from ortet.integrations.agent_framework.values import TYPE_KEY, CheckpointValueCodec
+from ortet.integrations.aio import to_thread_shielded
 from ortet.journal.events import Draft, Event, ObjectRef
 from ortet.sessions.actions import artifacts
 from ortet.sessions.actions.artifacts import StoredContent

@@ -19,7 +19,6 @@ from ortet.integrations._shared.messages import (
     report_invalid_value,
 )
 from ortet.integrations._shared.session_pool import session_name
-from ortet.integrations._shared.threads import to_thread_shielded
 from ortet.integrations.agent_framework.messages import (
     answered_call_ids,
     check_properties,
@@ -27,6 +26,7 @@ from ortet.integrations.agent_framework.messages import (
     result_of,
     to_framework_message,
 )
+from ortet.integrations.aio import to_thread_shielded
 from ortet.journal.conversation.compaction import summary_message
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.recollect import last_compaction, system_messages

@@ -54,15 +54,15 @@ def message_of(framework_message: Foreign) -> dict[str, Any]:
 
 def check_properties(framework_messages: Sequence[Foreign]) -> None:
     """Raise Invalid, with the path, for properties that `to_dict` would silently leave out."""
-    given = [
+    properties = [
         {
             "additional_properties": one.additional_properties,
             "contents": [{"additional_properties": c.additional_properties} for c in one.contents],
         }
         for one in framework_messages
     ]
-    with report_invalid_value("message", given):
-        check_plain(given)
+    with report_invalid_value("message", properties):
+        check_plain(properties)
 
 
 def to_framework_message(message: Message) -> Foreign:
@@ -145,9 +145,9 @@ def _pop_content_part(content: dict[str, Any]) -> dict[str, Any]:
     """Move a text or result into the message content, where readers of a session look for it."""
     if _is_result(content):
         content["said"] = True
-        said = content.pop("result", None)
-        _drop_items(content, said)
-        return {"type": "tool_result", "tool_use_id": content.pop("call_id"), "content": said}
+        result = content.pop("result", None)
+        _drop_items(content, result)
+        return {"type": "tool_result", "tool_use_id": content.pop("call_id"), "content": result}
     if content.get("type") == "text" and "text" in content:
         content["said"] = True
         return {"type": "text", "text": content.pop("text")}

@@ -209,9 +209,9 @@ class CheckpointValueCodec:
             return int(value) if tag == "int" else float(value)
         for kind, (name, _, back) in _SCALAR_CODECS.items():
             if name == tag:
-                made = back(value)
-                assert isinstance(made, kind)
-                return made
+                instance = back(value)
+                assert isinstance(instance, kind)
+                return instance
         for kind, name in _COLLECTION_NAMES.items():
             if name == tag:
                 return kind(self.decode(value))
@@ -243,13 +243,13 @@ class CheckpointValueCodec:
                 f"allowed_checkpoint_types=[{key!r}] if you trust who wrote it",
             )
         module, _, qualname = key.partition(":")
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
         for name in qualname.split("."):
-            found = getattr(found, name)
-            if not isinstance(found, type):
+            target = getattr(target, name)
+            if not isinstance(target, type):
                 raise Refused("not_allowed", f"{key} is no class: this checkpoint is not loaded")
-        assert isinstance(found, type)
-        return found
+        assert isinstance(target, type)
+        return target
 
     def _unpickle(self, value: Any) -> Any:
         if not self._allow_pickle:
@@ -282,7 +282,7 @@ def _build_instance(cls: type, fields: dict[str, Any]) -> Any:
     """
     if issubclass(cls, BaseModel):
         return cls.model_construct(**fields)
-    made = cls.__new__(cls)
+    instance = cls.__new__(cls)
     if dataclasses.is_dataclass(cls):
         for field in dataclasses.fields(cls):
             if field.name not in fields and field.default is not dataclasses.MISSING:
@@ -290,5 +290,5 @@ def _build_instance(cls: type, fields: dict[str, Any]) -> Any:
             elif field.name not in fields and field.default_factory is not dataclasses.MISSING:
                 fields[field.name] = field.default_factory()
     for name, value in fields.items():
-        object.__setattr__(made, name, value)
-    return made
+        object.__setattr__(instance, name, value)
+    return instance

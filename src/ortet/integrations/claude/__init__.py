@@ -2,8 +2,7 @@
 
 Start with `OrtetSessionStore(hub)` in `session_store.py`; pass it to the SDK as session store.
 
-- `entries`: convert transcript lines to journal events and back.
-- `listing`: read what the SDK lists of a transcript from its last events.
+- `transcript`: convert transcript lines to journal events and back, and read what the SDK lists.
 - `rewind`: list turns and rewind conversation and files together.
 
 Invariants:

@@ -12,14 +12,15 @@ import msgspec
 from ortet.errors import Invalid, NotFound
 from ortet.history.records import Commit
 from ortet.ids import Oid, from_hex, to_hex
-from ortet.integrations.claude.entries import (
+from ortet.integrations.claude.transcript import (
+    LoadedTranscript,
     TranscriptEntry,
     calls_in,
     is_prompt,
     prompt_of,
+    read_transcript,
     results_in,
 )
-from ortet.integrations.claude.listing import LoadedTranscript, read_transcript
 from ortet.journal.conversation.text import one_line
 from ortet.machines.base import Report
 from ortet.sessions.history.shared_directory import (
@@ -75,15 +76,15 @@ class _RewindPoint(NamedTuple):
 
 def turns_of(view: SessionReader) -> list[Turn]:
     transcript = read_transcript(view)
-    found, commits = [], list(commits_of(view))
+    turns, commits = [], list(commits_of(view))
     for seq, entry in transcript.lines if transcript else ():
         if is_prompt(entry):
             counts = _made_before(entry)
             before = commits_around(view, seq - 1, among=commits, counts=counts).before
             text = one_line(prompt_of(entry), _PREVIEW_CHARS)
             commit = to_hex(before[0]) if before else ""
-            found.append(Turn(str(entry.get("uuid", "")), text, commit))
-    return found
+            turns.append(Turn(str(entry.get("uuid", "")), text, commit))
+    return turns
 
 
 def rewind_transcript(session: Session, files: Workspace | None, to: str | int) -> Rewound:
@@ -191,6 +192,8 @@ def _is_tool_idle(session: Session, transcript: LoadedTranscript, commit: tuple[
             called = entry
         else:
             calling = set() if is_prompt(entry) else (calling | calls_in(entry)) - results_in(entry)
-    when, made = _time(called), session.store.history.read(oid)
-    in_time = when is None or made.time <= when or made.message == FIRST_TURN_MESSAGE
+    when, commit_record = _time(called), session.store.history.read(oid)
+    in_time = (
+        when is None or commit_record.time <= when or commit_record.message == FIRST_TURN_MESSAGE
+    )
     return not calling and in_time

@@ -25,25 +25,6 @@ from ortet.errors import Conflict, NotFound, OrtetError
 from ortet.hub.hub import Hub, hub_of
 from ortet.ids import from_hex
 from ortet.integrations._shared.session_pool import AdapterSessionPool, session_name
-from ortet.integrations.claude.entries import (
-    TranscriptEntry,
-    entry_of,
-    is_prompt,
-    prompt_of,
-    to_journal_event,
-)
-from ortet.integrations.claude.listing import (
-    LISTING_EVENT,
-    TRANSCRIPT_EVENT,
-    TranscriptListing,
-    data_of,
-    fold_listing,
-    listing,
-    make_transcript_event,
-    read_listing,
-    read_transcript,
-    transcript_session_name,
-)
 from ortet.integrations.claude.rewind import (
     FIRST_TURN_MESSAGE,
     RESUME_MESSAGE,
@@ -52,6 +33,23 @@ from ortet.integrations.claude.rewind import (
     rewind_transcript,
     seq_of,
     turns_of,
+)
+from ortet.integrations.claude.transcript import (
+    LISTING_EVENT,
+    TRANSCRIPT_EVENT,
+    TranscriptEntry,
+    TranscriptListing,
+    data_of,
+    entry_of,
+    fold_listing,
+    is_prompt,
+    listing,
+    make_transcript_event,
+    prompt_of,
+    read_listing,
+    read_transcript,
+    to_journal_event,
+    transcript_session_name,
 )
 from ortet.journal.conversation.text import one_line
 from ortet.sessions.history.fork_session import fork_named_session

@@ -153,8 +153,8 @@ def _parent_checkpoint(
 
     Return None also if the parent was put later than its child, to exclude cycles.
     """
-    found = thread.get_checkpoint("", checkpoint.parent)
-    return found if found is not None and found.first_seq < checkpoint.first_seq else None
+    parent = thread.get_checkpoint("", checkpoint.parent)
+    return parent if parent is not None and parent.first_seq < checkpoint.first_seq else None
 
 
 def _values(checkpoints: Iterable[StoredCheckpoint]) -> Iterator[Tree]:
@@ -197,8 +197,8 @@ def _superseded_spans(
     """
     stays, was = split.on_branch, message_refs.superseded(superseded)
     out, back = split.off_branch & ~stays & ~was, was & stays
-    found = {
+    spans_by_field = {
         "out": message_refs.spans(out, message_refs.all_except(out | was) | back),
         "back": message_refs.spans(back, was ^ back),
     }
-    return {word: spans for word, spans in found.items() if spans} or None
+    return {word: spans for word, spans in spans_by_field.items() if spans} or None

@@ -26,7 +26,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.hub.hub import Hub
 from ortet.integrations._shared.session_pool import session_name
-from ortet.integrations._shared.threads import to_thread_shielded
+from ortet.integrations.aio import to_thread_shielded
 from ortet.integrations.langgraph.messages import is_text
 from ortet.integrations.langgraph.pending_writes import PendingWrite
 from ortet.integrations.langgraph.read import (
@@ -61,10 +61,10 @@ def parse_config(config: RunnableConfig) -> tuple[str, str, str | None]:
 
 
 def thread_of(config: RunnableConfig) -> str:
-    found = config.get("configurable", {}).get("thread_id")
-    if found is None:
+    thread_id = config.get("configurable", {}).get("thread_id")
+    if thread_id is None:
         raise Invalid("no_thread", 'of which thread? give {"configurable": {"thread_id": …}}')
-    return str(found)
+    return str(thread_id)
 
 
 def check_text(**texts: object) -> None:

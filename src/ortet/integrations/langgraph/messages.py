@@ -73,7 +73,7 @@ def data_of(message: BaseMessage) -> dict[str, Any] | None:
 
 def message_of(data: dict[str, Any]) -> BaseMessage:
     """Build a new LangChain message from the data that `data_of` returned."""
-    made, extra = _CLASSES[data["role"]], data["extra"]
+    message_class, extra = _CLASSES[data["role"]], data["extra"]
     fields = {"content": copy_value(data["content"])}
     for name, value in extra[EXTRA_KEY].items():
         if name not in _INTERNAL_FIELDS:
@@ -83,21 +83,21 @@ def message_of(data: dict[str, Any]) -> BaseMessage:
     if (order := extra[EXTRA_KEY].get("order")) is not None:
         fields = _apply_key_order(fields, order)
     try:
-        found: BaseMessage = made(**fields)
+        message: BaseMessage = message_class(**fields)
     except Exception:
         # LangGraph's serializer also falls back if a later release rejects the fields.
-        found = made.model_construct(**fields)
-    return found
+        message = message_class.model_construct(**fields)
+    return message
 
 
 def snapshot(message: BaseMessage) -> Snapshot:
     """Copy the fields of a message, to detect later changes."""
     fields, extra = state_of(message)
-    kept = {
+    copied = {
         name: one if type(one) in _IMMUTABLE_TYPES else copy_value(one)
         for name, one in fields.items()
     }
-    return kept, copy_value(extra)
+    return copied, copy_value(extra)
 
 
 def matches_snapshot(message: BaseMessage, expected: Snapshot) -> bool:
@@ -143,12 +143,12 @@ def _order(value: Any, *, top: bool = True) -> Any:
     The journal sorts the keys of dicts, so any other order has to be recorded.
     """
     if type(value) is dict:
-        below = {key: found for key, one in value.items() if (found := _order(one, top=False))}
+        below = {key: order for key, one in value.items() if (order := _order(one, top=False))}
         keys = [] if top or list(value) == sorted(value) else list(value)
         return [keys, below] if keys or below else None
     if type(value) is list:
         parts = {
-            str(at): found for at, one in enumerate(value) if (found := _order(one, top=False))
+            str(at): order for at, one in enumerate(value) if (order := _order(one, top=False))
         }
         return [[], parts] if parts else None
     return None

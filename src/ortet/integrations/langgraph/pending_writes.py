@@ -79,13 +79,13 @@ class PendingWriteQueue:
             return []
         with self._lock:
             waiting = self._queued.pop(tid, [])
-            found = [
+            ready = [
                 one for one in waiting if thread.get_checkpoint(*one.checkpoint_key) is not None
             ]
-            if rest := [one for one in waiting if one not in found]:
+            if rest := [one for one in waiting if one not in ready]:
                 self._queued[tid] = rest
         taken = []
-        for one in found:
+        for one in ready:
             if one.add_to(session, thread):
                 taken.append(one)
             else:

@@ -21,8 +21,8 @@ from ortet.integrations.langgraph.values.parts import PartNotLoaded, Tree
 
 
 def config_of(thread_id: Any, ns: str, id_: str) -> RunnableConfig:
-    found = {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": id_}
-    return {"configurable": found}
+    fields = {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": id_}
+    return {"configurable": fields}
 
 
 def _value(thread: GraphThread, key: str, tree: Tree, serde: SerializerProtocol) -> Any:
@@ -72,25 +72,29 @@ def build_checkpoint_tuple(
 def _checkpoint(
     thread: GraphThread, saved: StoredCheckpoint, serde: SerializerProtocol
 ) -> Checkpoint:
-    found: Any = {key: _value(thread, key, tree, serde) for key, tree in saved.rest.items()}
-    found["id"] = saved.id
+    checkpoint: Any = {key: _value(thread, key, tree, serde) for key, tree in saved.rest.items()}
+    checkpoint["id"] = saved.id
     values = {key: _value(thread, key, tree, serde) for key, tree in saved.values.items()}
-    found["channel_values"] = values
-    if found.get("v", SENDS) < SENDS and saved.parent and TASKS not in found["channel_values"]:
-        _add_legacy_sends(thread, saved, found, serde)
-    return found  # type: ignore[no-any-return]
+    checkpoint["channel_values"] = values
+    if (
+        checkpoint.get("v", SENDS) < SENDS
+        and saved.parent
+        and TASKS not in checkpoint["channel_values"]
+    ):
+        _add_legacy_sends(thread, saved, checkpoint, serde)
+    return checkpoint  # type: ignore[no-any-return]
 
 
 def _add_legacy_sends(
-    thread: GraphThread, saved: StoredCheckpoint, found: Any, serde: SerializerProtocol
+    thread: GraphThread, saved: StoredCheckpoint, checkpoint: Any, serde: SerializerProtocol
 ) -> None:
     """Add sends from the parent checkpoint, where older LangGraph releases stored them."""
     assert saved.parent
     writes = thread.writes(saved.ns, saved.parent)
     sends = [_value(thread, TASKS, one.tree, serde) for one in writes if one.channel == TASKS]
     if sends:
-        found["channel_values"][TASKS] = sends
-        versions = found["channel_versions"]
+        checkpoint["channel_values"][TASKS] = sends
+        versions = checkpoint["channel_versions"]
         versions.setdefault(TASKS, max(versions.values()) if versions else 1)
 
 
@@ -100,16 +104,16 @@ def select_checkpoints(
     """Return the matching checkpoints, newest first."""
     conf = config["configurable"] if config else {}
     ns = conf.get("checkpoint_ns")
-    found = thread.all_checkpoints() if ns is None else thread.newest_first(ns)
+    checkpoints = thread.all_checkpoints() if ns is None else thread.newest_first(ns)
     if id_ := conf.get("checkpoint_id"):
-        found = [one for one in found if one.id == id_]
+        checkpoints = [one for one in checkpoints if one.id == id_]
     until = get_checkpoint_id(before) if before else None
     if until is None:
-        return found
+        return checkpoints
     known = thread.get_checkpoint(ns, until) if ns is not None else None
     if known is not None:
-        return [one for one in found if one.seq < known.seq]
-    return [one for one in found if one.id < until]
+        return [one for one in checkpoints if one.seq < known.seq]
+    return [one for one in checkpoints if one.id < until]
 
 
 def matches_metadata(
@@ -148,9 +152,9 @@ def history(
             if channel in at.values and channel not in seeds:
                 seeds[channel] = _value(thread, channel, at.values[channel], serde)
         at = thread.get_checkpoint(at.ns, at.parent)
-    made: dict[str, DeltaChannelHistory] = {}
+    histories: dict[str, DeltaChannelHistory] = {}
     for channel in channels:
-        made[channel] = {"writes": writes[channel][::-1]}
+        histories[channel] = {"writes": writes[channel][::-1]}
         if channel in seeds:
-            made[channel]["seed"] = seeds[channel]
-    return made
+            histories[channel]["seed"] = seeds[channel]
+    return histories

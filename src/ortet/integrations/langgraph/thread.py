@@ -132,8 +132,8 @@ class GraphThread:
             self._add_work(data["ns"], data["id"], seq)
         elif kind == DROP:
             for ns, id_ in data["ids"]:
-                if (found := self._checkpoints.get((ns, id_))) is not None:
-                    found.is_dropped = True
+                if (checkpoint := self._checkpoints.get((ns, id_))) is not None:
+                    checkpoint.is_dropped = True
         elif kind == THREAD:
             self.id = data["id"]
 
@@ -176,8 +176,8 @@ class GraphThread:
         parents = self.part_store.entries(
             self.part_store.entries(saved.meta if saved else None).get("parents")
         )
-        found = parents.get("")
-        return found if type(found) is str else head.id if head is not None else None
+        outer_id = parents.get("")
+        return outer_id if type(outer_id) is str else head.id if head is not None else None
 
     # Reading.
 
@@ -213,25 +213,25 @@ class GraphThread:
 
         None if it does not exist or was dropped.
         """
-        found = self.get_checkpoint(ns, id_) if id_ else self.head(ns)
-        return None if found is None or found.is_dropped else found
+        checkpoint = self.get_checkpoint(ns, id_) if id_ else self.head(ns)
+        return None if checkpoint is None or checkpoint.is_dropped else checkpoint
 
     def newest_first(self, ns: str) -> list[StoredCheckpoint]:
         return [one for one in reversed(self._by_namespace.get(ns, ())) if not one.is_dropped]
 
     def all_checkpoints(self) -> list[StoredCheckpoint]:
         """Return the checkpoints of all namespaces, sorted by id, newest first."""
-        found = [
+        checkpoints = [
             one for order in self._by_namespace.values() for one in order if not one.is_dropped
         ]
-        return sorted(found, key=lambda one: one.id, reverse=True)
+        return sorted(checkpoints, key=lambda one: one.id, reverse=True)
 
     def has_child(self, ns: str, id_: str) -> bool:
         return (ns, id_) in self._parents
 
     def writes(self, ns: str, id_: str) -> list[ChannelWrite]:
-        found = self._writes.get((ns, id_), {}).values()
-        return sorted(found, key=lambda one: writes_sort_key(one.path, one.task, one.index))
+        writes = self._writes.get((ns, id_), {}).values()
+        return sorted(writes, key=lambda one: writes_sort_key(one.path, one.task, one.index))
 
     def missing(
         self, checkpoint_key: CheckpointKey, task: str, writes: Sequence[tuple[str, Any]]

@@ -66,8 +66,8 @@ class GraphThreadStore:
     def reading(self, tid: str) -> Iterator[GraphThread | None]:
         """Yield the thread, or None if there is no such session."""
         with self.pool.hub() as hub:
-            found, fence = self._journal(hub, tid)
-            yield None if found is None else self._catch_up(tid, *found, fence=fence)
+            journal, fence = self._journal(hub, tid)
+            yield None if journal is None else self._catch_up(tid, *journal, fence=fence)
 
     def is_known(self, tid: str) -> bool:
         """Return True if this process has read the thread, so that a look needs no disk access."""
@@ -85,13 +85,13 @@ class GraphThreadStore:
         The thread may not be complete and then raises PartNotLoaded. None means: use `reading`.
         """
         with self.pool.hub() as hub:
-            found, fence = self._journal(hub, tid)
-            if found is None:
+            journal, fence = self._journal(hub, tid)
+            if journal is None:
                 yield None
             elif tid in self._threads:
-                yield self._catch_up(tid, *found, fence=fence)
+                yield self._catch_up(tid, *journal, fence=fence)
             else:
-                yield self._load_head(hub, tid, found)
+                yield self._load_head(hub, tid, journal)
 
     def _journal(self, hub: Hub, tid: str) -> tuple[_SessionJournal | None, int]:
         """Return the journal of a thread, and the fence of our lease or 0."""
@@ -264,13 +264,13 @@ class GraphThreadStore:
 
     def ids(self) -> Sequence[Any]:
         """Return the ids, as given by the user, of all sessions that LangGraph wrote to."""
-        found = []
+        thread_ids = []
         for name in self.pool.names():
             with self.pool.hub():
                 journal = self.pool.journal(name)
                 first = journal[1].events(0, _THREAD_EVENT_WINDOW) if journal is not None else ()
-                found += [event.data["id"] for event in first if event.kind == THREAD]
-        return found
+                thread_ids += [event.data["id"] for event in first if event.kind == THREAD]
+        return thread_ids
 
     def _catch_up(
         self, tid: str, row: SessionRow, log: EventLog, last: int | None, *, fence: int
@@ -322,5 +322,5 @@ def _is_stored(session: Session, event: Event) -> bool:
 
     Releasing a session flushes its pending events, unless the lease was already lost.
     """
-    found = session.event_log.event(session.event_log.timeline, event.seq)
-    return found is not None and found.hash == event.hash
+    stored = session.event_log.event(session.event_log.timeline, event.seq)
+    return stored is not None and stored.hash == event.hash

@@ -57,11 +57,13 @@ def append(
                 else [Draft(THREAD, {"id": thread_id}, hub.store.author)]
             )
             drafts += [Draft(SUPERSEDED_KIND, aside, hub.store.author)] if aside else []
-            said = [
+            message_parts = [
                 part for part in encoder.new_parts if part.stored is part.tree and part.is_message
             ]
-            drafts += [Draft("message", part.tree, hub.store.author) for part in said]
-            *groups, last = _groups([part for part in encoder.new_parts if part not in said])
+            drafts += [Draft("message", part.tree, hub.store.author) for part in message_parts]
+            *groups, last = _groups(
+                [part for part in encoder.new_parts if part not in message_parts]
+            )
             drafts += [
                 Draft(PARTS, {"new": _part_records(group)}, hub.store.author) for group in groups
             ]
@@ -75,10 +77,10 @@ def append(
             events = session.parts.pipeline.writer.add(
                 *drafts, rows=rows, durable=durable or bool(refs)
             )
-        return events, [[part] for part in said] + [*groups, last]
+        return events, [[part] for part in message_parts] + [*groups, last]
 
-    events, told = run_with_sweep_retry(hub.store, add)
-    for event, parts in zip(events[-len(told) :], told, strict=True):
+    events, part_groups = run_with_sweep_retry(hub.store, add)
+    for event, parts in zip(events[-len(part_groups) :], part_groups, strict=True):
         for part in parts:
             part.seq = event.seq
     encoder.finish()
@@ -131,14 +133,14 @@ def values_of(
     rest = before.rest.get("channel_versions", {}) if before is not None else {}
     was = dict(rest["$d"]) if "$d" in rest else rest
     versions, values = checkpoint["channel_versions"], checkpoint["channel_values"]
-    found: dict[str, Tree] = {}
+    trees: dict[str, Tree] = {}
     for channel in [*values, *(one for one in versions if one not in values)]:
         same = channel in known and channel not in new and was.get(channel) == versions.get(channel)
         if same:
-            found[channel] = known[channel]
+            trees[channel] = known[channel]
         elif channel in values:
-            found[channel] = encoder.channel(channel, values[channel], known.get(channel))
-    return found
+            trees[channel] = encoder.channel(channel, values[channel], known.get(channel))
+    return trees
 
 
 def is_thread_event(event: Event) -> bool:
@@ -165,11 +167,11 @@ def copy_events(events: Sequence[Event], after: int) -> Iterator[Draft]:
 
 def _renumber_spans(data: dict[str, Any], old: Sequence[int], after: int) -> dict[str, Any]:
     """Map event spans to the event numbers in the other journal."""
-    found: dict[str, Any] = {}
+    renumbered: dict[str, Any] = {}
     for word in ("out", "back"):
         spans = [
             [after + 1 + bisect_left(old, first), after + bisect_right(old, last)]
             for first, last in ranges_of(data, word)
         ]
-        found[word] = [span for span in spans if span[0] <= span[1]]
-    return found
+        renumbered[word] = [span for span in spans if span[0] <= span[1]]
+    return renumbered

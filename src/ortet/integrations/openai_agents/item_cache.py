@@ -63,10 +63,10 @@ class ItemCache:
         Calls without a result get a synthetic one, except those in `open_calls`.
         """
         if limit is not None and limit > 0 and not open_calls and self._key[1] < 0:
-            found = [load_full_message(view, message) for message in view.messages(last=limit)]
-            if len(found) == limit:
+            latest = [load_full_message(view, message) for message in view.messages(last=limit)]
+            if len(latest) == limit:
                 few = ItemCache()
-                few._append_messages(found)
+                few._append_messages(latest)
                 return _decode_items(few._visible_items(view, open_calls)[-limit:])
         self._catch_up(view)
         shown = [*self._leading_items, *self._visible_items(view, open_calls)]
@@ -77,12 +77,12 @@ class ItemCache:
     def stored_items(self, view: SessionReader) -> list[StoredItem]:
         """Return all items except synthetic results."""
         self._catch_up(view)
-        items, start, found = _decode_items(self._items), 0, list[StoredItem]()
+        items, start, stored = _decode_items(self._items), 0, list[StoredItem]()
         for one in self._message_spans:
             if not one.synthetic_call_id:
-                found += [StoredItem(one.seq, one.time, item) for item in items[start : one.end]]
+                stored += [StoredItem(one.seq, one.time, item) for item in items[start : one.end]]
             start = one.end
-        return found
+        return stored
 
     def _catch_up(self, view: SessionReader) -> None:
         core = view.state.core
@@ -131,11 +131,14 @@ class ItemCache:
 
         Their caller may still add the real results.
         """
-        said, end = self._message_spans, len(self._items)
-        for at in range(len(said) - 1, -1, -1):
-            if said[at].synthetic_call_id not in open_calls or not said[at].synthetic_call_id:
+        message_spans, end = self._message_spans, len(self._items)
+        for at in range(len(message_spans) - 1, -1, -1):
+            if (
+                message_spans[at].synthetic_call_id not in open_calls
+                or not message_spans[at].synthetic_call_id
+            ):
                 break
-            end = said[at - 1].end if at else 0
+            end = message_spans[at - 1].end if at else 0
         shown = self._items[:end] if end < len(self._items) else self._items
         waiting = [call for call in view.state.core.calling if call.id not in open_calls]
         if not waiting:
@@ -161,19 +164,19 @@ def messages_with_items(
 ) -> list[tuple[Message, list[Item]]]:
     """Return all or the `last` messages with their items, without synthetic results."""
     several = view.messages() if last is None else view.messages(last=last)
-    found = items_of(load_full_message(view, message) for message in several)
-    return [(message, items) for message, items in found if not message.extra.get("synthetic")]
+    pairs = items_of(load_full_message(view, message) for message in several)
+    return [(message, items) for message, items in pairs if not message.extra.get("synthetic")]
 
 
 def newest_messages(view: SessionReader) -> Iterator[tuple[Message, list[Item]]]:
     """Yield messages with their items, newest first; older ones are read on demand."""
     count, seen = _FIRST_PAGE, view.state.core.events + 1
     while True:
-        found = messages_with_items(view, count)
-        yield from (pair for pair in reversed(found) if pair[0].seq < seen)
+        pairs = messages_with_items(view, count)
+        yield from (pair for pair in reversed(pairs) if pair[0].seq < seen)
         if len(view.messages(last=count)) < count:
             return
-        seen = min((message.seq for message, _ in found), default=seen)
+        seen = min((message.seq for message, _ in pairs), default=seen)
         count *= 4
 
 

@@ -32,7 +32,7 @@ _EMPTY_EXTRA: list[dict[str, Any]] = [{"message": {}}]
 
 def messages_of(items: Sequence[Any]) -> list[dict[str, Any]]:
     """Convert items to messages in the form that `say_all` takes."""
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     group: _AssistantMessage | None = None
     for number, item in enumerate(items):
         if type(item) is not dict and not isinstance(item, Mapping):
@@ -44,21 +44,21 @@ def messages_of(items: Sequence[Any]) -> list[dict[str, Any]]:
         own = dict(item)
         if len(own) == 2 and own.get("role") in _ROLES and type(own.get("content")) is str:
             group = None
-            found.append(own)
+            messages.append(own)
             continue
         alone = _non_assistant_message(own)
         if alone is not None:
             group = None
-            found.append(alone)
+            messages.append(alone)
             continue
         if group is None or not group.accepts(item):
             group = _AssistantMessage()
-            found.append(group.message)
+            messages.append(group.message)
         group.add(own)
-    for message in found:
+    for message in messages:
         if message.get(EXTRA_KEY) == _EMPTY_EXTRA and isinstance(message["content"], str):
             del message[EXTRA_KEY]
-    return found
+    return messages
 
 
 def _non_assistant_message(item: Item) -> dict[str, Any] | None:
@@ -71,13 +71,13 @@ def _non_assistant_message(item: Item) -> dict[str, Any] | None:
         own = {} if not rest and isinstance(content, str) else {EXTRA_KEY: [{"message": rest}]}
         return {"role": role, "content": content, **own}
     if isinstance(call, str) and _is_output(type_):
-        said = {"role": "tool", "content": item.get("output"), "tool_call_id": call}
+        result = {"role": "tool", "content": item.get("output"), "tool_call_id": call}
         if "output" not in item:
-            return {**said, EXTRA_KEY: [{"raw": item}]}
+            return {**result, EXTRA_KEY: [{"raw": item}]}
         rest = _without(item, "call_id", "output")
         if rest == {"type": "function_call_output"} and isinstance(item["output"], str):
-            return said
-        return {**said, EXTRA_KEY: [{"result": rest}]}
+            return result
+        return {**result, EXTRA_KEY: [{"result": rest}]}
     if type_ in _USER_ITEM_TYPES:
         return {"role": "user", "content": "", EXTRA_KEY: [{"raw": item}]}
     return None
@@ -122,8 +122,8 @@ class _AssistantMessage:
 
     def _call(self, item: Item) -> dict[str, Any]:
         name, arguments = item.get("name"), item.get("arguments")
-        said = isinstance(name, str) and isinstance(arguments, str)
-        if item.get("type") == "function_call" and said:
+        has_text_fields = isinstance(name, str) and isinstance(arguments, str)
+        if item.get("type") == "function_call" and has_text_fields:
             function = {"name": name, "arguments": arguments}
             call = {"id": item["call_id"], "type": "function", "function": function}
             self.calls.append(call)
@@ -185,17 +185,17 @@ def _assistant_items(
         content = _text(content)
         item_extras = [{"message": {}}] if content or not calls else []
         item_extras += [{"call": {}} for _ in calls]
-    found: list[Item] = []
+    items: list[Item] = []
     left = iter(calls)
     for one in item_extras:
         if "raw" in one:
-            found.append(dict(one["raw"]))
+            items.append(dict(one["raw"]))
         elif "call" in one:
-            found.append(_called(next(left), one["call"]))
+            items.append(_called(next(left), one["call"]))
         else:
-            said = [{**one["part"], "text": content}] if "part" in one else content
-            found.append({**one["message"], "role": "assistant", "content": said})
-    return found
+            text = [{**one["part"], "text": content}] if "part" in one else content
+            items.append({**one["message"], "role": "assistant", "content": text})
+    return items
 
 
 def _called(call: Mapping[str, Any], rest: Mapping[str, Any]) -> Item:

@@ -25,7 +25,7 @@ from ortet.integrations._shared.messages import (
     report_invalid_value,
 )
 from ortet.integrations._shared.session_pool import session_name
-from ortet.integrations._shared.threads import to_thread_shielded
+from ortet.integrations.aio import to_thread_shielded
 from ortet.integrations.pydantic_ai.messages import (
     MessageDump,
     dump_messages,

@@ -38,8 +38,8 @@ MessageDump = dict[str, Any]
 def dump_messages(messages: Sequence[ModelMessage]) -> list[MessageDump]:
     """Dump messages with the adapter; raise Invalid("not_json") naming the one that fails."""
     try:
-        found: list[MessageDump] = ModelMessagesTypeAdapter.dump_python(list(messages), mode="json")
-        return found
+        dumps: list[MessageDump] = ModelMessagesTypeAdapter.dump_python(list(messages), mode="json")
+        return dumps
     except (PydanticSerializationError, ValueError) as error:
         for number, message in enumerate(messages):
             _check(number, message)
@@ -120,7 +120,7 @@ def to_dump(message: Message) -> MessageDump:
     own = message.extra.get(EXTRA_KEY) if isinstance(message.extra, dict) else None
     if not isinstance(own, dict):
         return dump_messages([_from_plain_message(message)])[0]
-    said = _content_values(message.content)
+    contents = _content_values(message.content)
     calls = iter(message.extra.get("tool_calls") or ())
     parts = []
     for known in own["parts"]:
@@ -130,7 +130,7 @@ def to_dump(message: Message) -> MessageDump:
             part |= {"tool_call_id": call["id"], "tool_name": call["function"]["name"]}
             part["args"] = call["function"]["arguments"]
         elif "content" not in part and part.get("part_kind") in _CONTENT_KINDS:
-            part["content"] = next(said)
+            part["content"] = next(contents)
         parts.append(part)
     return {**own, "parts": parts}
 
@@ -211,10 +211,10 @@ def _pop_tool_call(part: MessageDump) -> dict[str, Any]:
 
 
 def _pop_content_part(part: MessageDump) -> dict[str, Any]:
-    said = part.pop("content")
+    content = part.pop("content")
     if part["part_kind"] in _RESULTS:
-        return {"type": "tool_result", "tool_use_id": part["tool_call_id"], "content": said}
-    return {"type": "text", "text": said}
+        return {"type": "tool_result", "tool_use_id": part["tool_call_id"], "content": content}
+    return {"type": "text", "text": content}
 
 
 def _content_values(content: Any) -> Iterator[Any]:

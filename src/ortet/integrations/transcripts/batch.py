@@ -174,5 +174,5 @@ def _keyed(draft: Draft, key: str) -> Draft:
 def key_of(data: dict[str, Any]) -> str:
     """Return the line key in the data of a line's first event; "" for its other events."""
     extra = data.get("extra")
-    found = data.get("line") or (extra.get("line") if isinstance(extra, dict) else "")
-    return found if isinstance(found, str) else ""
+    key = data.get("line") or (extra.get("line") if isinstance(extra, dict) else "")
+    return key if isinstance(key, str) else ""

@@ -130,7 +130,7 @@ def _node(
     message = data.get("message")
     message = message if isinstance(message, dict) else {}
     parts = _parts(message.get("content"))
-    said = data.get("type") in ("user", "assistant")
+    is_message = data.get("type") in ("user", "assistant")
     boundary = data.get("type") == "system" and data.get("parentUuid") is None
     if above is not None and above.side == side:
         place = by_uuid[above.key]
@@ -140,8 +140,8 @@ def _node(
         line=line,
         key=uuid,
         parent=place,
-        weighs=said and not data.get("isMeta") and not data.get("teamName"),
-        said=said,
+        weighs=is_message and not data.get("isMeta") and not data.get("teamName"),
+        said=is_message,
         mark=str(message.get("id") or "") if data.get("type") == "assistant" else "",
         calls=tuple(_ids(parts, "tool_use", "id")),
         results=tuple(_ids(parts, "tool_result", "tool_use_id")),
@@ -209,29 +209,29 @@ class ClaudeCodeReader:
             return None
         message = data.get("message")
         first = self._context_changes(data)
-        told = _line_metadata(data, kind)
+        metadata = _line_metadata(data, kind)
         if node.key == node.line.key and "uuid" in data:
-            return ImportedLine([*first, _record("line", {**told, "message": message})])
+            return ImportedLine([*first, _record("line", {**metadata, "message": message})])
         if kind not in ("user", "assistant") or not isinstance(message, dict):
-            told |= {"message": message} if "message" in data else {}
-            return ImportedLine([*first, _record(kind, told)])
+            metadata |= {"message": message} if "message" in data else {}
+            return ImportedLine([*first, _record(kind, metadata)])
         if data.get("isApiErrorMessage") or (
             data.get("isVisibleInTranscriptOnly") and not data.get("isCompactSummary")
         ):
-            return ImportedLine([*first, _record("shown", {**told, "message": message})])
+            return ImportedLine([*first, _record("shown", {**metadata, "message": message})])
         content = message.get("content")
-        told["message"] = {k: v for k, v in message.items() if k not in ("content", "role")}
+        metadata["message"] = {k: v for k, v in message.items() if k not in ("content", "role")}
         if data.get("isCompactSummary"):
             return ImportedLine(
-                [*first, _record("compacted", told)],
+                [*first, _record("compacted", metadata)],
                 summary=text_of(content) or "Nothing was said of it.",
             )
         note = note_of(text_of(content)) if kind == "user" and _is_text(content) else ""
         if note:
-            return ImportedLine([*first, _record(note, {**told, "message": message})])
+            return ImportedLine([*first, _record(note, {**metadata, "message": message})])
         if kind == "assistant":
-            return ImportedLine([*first, *self._assistant_drafts(node, content, told, message)])
-        return self._user_entry(first, content, told, data)
+            return ImportedLine([*first, *self._assistant_drafts(node, content, metadata, message)])
+        return self._user_entry(first, content, metadata, data)
 
     def _context_changes(self, data: dict[str, Any]) -> list[Draft]:
         now = {name: data[name] for name in _CONTEXT_FIELDS if name in data}
@@ -258,16 +258,18 @@ class ClaudeCodeReader:
     ) -> list[Draft]:
         drafts: list[Draft] = []
         parts = content if isinstance(content, list) else []
-        said = [part for part in parts if not _is_thinking(part)] if parts else content
+        visible_parts = [part for part in parts if not _is_thinking(part)] if parts else content
         for number, part in enumerate(parts):
             if _is_thinking(part):
                 drafts.append(_thought(part, number, node.mark, metadata["at"]))
-        if said or not drafts:
-            drafts.append(_message("assistant", said, metadata))
+        if visible_parts or not drafts:
+            drafts.append(_message("assistant", visible_parts, metadata))
         else:
             drafts[0] = Draft("thought", {**drafts[0].data, TOOL: metadata})
         drafts += [
-            self._tool_call_draft(part, metadata["at"]) for part in _parts(said) if _is_effect(part)
+            self._tool_call_draft(part, metadata["at"])
+            for part in _parts(visible_parts)
+            if _is_effect(part)
         ]
         if node.paid is not None:
             usage = message.get("usage")
@@ -276,18 +278,18 @@ class ClaudeCodeReader:
         return drafts
 
     def _tool_call_draft(self, part: dict[str, Any], at: int) -> Draft:
-        given, name = part.get("input"), str(part.get("name", ""))
-        given = given if isinstance(given, dict) else {"input": given}
+        arguments, name = part.get("input"), str(part.get("name", ""))
+        arguments = arguments if isinstance(arguments, dict) else {"input": arguments}
         files = [
-            relative(given.get(key), self._context.get("cwd"))
+            relative(arguments.get(key), self._context.get("cwd"))
             for key in _PATH_ARGUMENTS
-            if name in _WRITERS and given.get(key)
+            if name in _WRITERS and arguments.get(key)
         ]
-        why = given.get("description")
+        why = arguments.get("description")
         return self._effects.begin(
             str(part.get("id", "")),
             name,
-            given,
+            arguments,
             at=at,
             files=files,
             why=why if isinstance(why, str) else "",

@@ -189,8 +189,8 @@ class CodexReader:
 
     def _call(self, kind: str, payload: dict[str, Any], at: int) -> list[Draft]:
         call, name = payload["call_id"], str(payload.get("name") or kind.removesuffix("_call"))
-        given = _call_arguments(kind, payload)
-        function = {"name": name, "arguments": to_json(given)}
+        arguments = _call_arguments(kind, payload)
+        function = {"name": name, "arguments": to_json(arguments)}
         if isinstance(payload.get("arguments"), str):
             function["arguments"] = payload["arguments"]
         draft = _message("assistant", None, at)
@@ -199,10 +199,10 @@ class CodexReader:
         extra[TOOL] = _without(payload, "call_id", "name", "arguments", "input")
         if name in _READ_ONLY_TOOLS:
             return [draft]
-        files = [relative(path, self._context.get("cwd")) for path in _patched_paths(given)]
-        why = given.get("justification") if isinstance(given, dict) else None
+        files = [relative(path, self._context.get("cwd")) for path in _patched_paths(arguments)]
+        why = arguments.get("justification") if isinstance(arguments, dict) else None
         why = why if isinstance(why, str) else ""
-        return [draft, self._effects.begin(call, name, given, at=at, files=files, why=why)]
+        return [draft, self._effects.begin(call, name, arguments, at=at, files=files, why=why)]
 
     def _result(self, payload: dict[str, Any], at: int) -> list[Draft]:
         call, output = payload["call_id"], payload.get("output")
@@ -276,8 +276,8 @@ def _call_arguments(kind: str, payload: dict[str, Any]) -> Any:
     if kind == "custom_tool_call":
         return {"input": payload.get("input")}
     arguments = payload.get("arguments")
-    found = decode_json(arguments.encode()) if isinstance(arguments, str) else arguments
-    return found if isinstance(found, dict) else {"arguments": arguments}
+    decoded = decode_json(arguments.encode()) if isinstance(arguments, str) else arguments
+    return decoded if isinstance(decoded, dict) else {"arguments": arguments}
 
 
 def _patched_paths(arguments: Any) -> list[str]:

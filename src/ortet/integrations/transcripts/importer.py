@@ -208,14 +208,17 @@ def import_transcript(
         known = {row.name: read_progress(hub.get(row.id), notes) for row in rows}
         keys = frozenset(key for one in known.values() for key in one.lines)
         nodes = reader.index(transcript.lines(), keys)
-        found: list[ImportResult] = []
+        results: list[ImportResult] = []
         for side, several in _group_by_agent(nodes).items():
             whose = f"{base}/{session_name(f'agent-{side}')}" if side else base
             taking = ConversationImport(hub, reader, transcript, several, name=whose, agent=agent)
             taking.progress = known
-            made = taking.preview() if dry_run else taking.run()
-            found += [msgspec.structs.replace(made[0], parent=base if side else ""), *made[1:]]
-    return found or [ImportResult(str(path), base, rest=transcript.incomplete_bytes)]
+            agent_results = taking.preview() if dry_run else taking.run()
+            results += [
+                msgspec.structs.replace(agent_results[0], parent=base if side else ""),
+                *agent_results[1:],
+            ]
+    return results or [ImportResult(str(path), base, rest=transcript.incomplete_bytes)]
 
 
 def _is_of(row: SessionRow, agent: str, base: str) -> bool:
@@ -224,14 +227,14 @@ def _is_of(row: SessionRow, agent: str, base: str) -> bool:
 
 def _group_by_agent(nodes: Sequence[LineNode]) -> dict[str, list[LineNode]]:
     """Group the lines by agent, with parent numbers relative to the group."""
-    found: dict[str, list[LineNode]] = {}
+    groups: dict[str, list[LineNode]] = {}
     numbers: list[int] = []
     for node in nodes:
-        several = found.setdefault(node.side, [])
+        several = groups.setdefault(node.side, [])
         numbers.append(len(several))
         parent = numbers[node.parent] if node.parent >= 0 else NO_PARENT
         several.append(msgspec.structs.replace(node, parent=parent))
-    return found
+    return groups
 
 
 class ConversationImport:
@@ -268,12 +271,12 @@ class ConversationImport:
 
     def preview(self) -> list[ImportResult]:
         """Return what `run` would do."""
-        found = []
+        results = []
         for number, chain in enumerate(self._chains):
             known = self.progress.get(self._names[number], ImportProgress())
             new = len(self._new_nodes(chain, known))
-            found.append(self._result(number, session=known.session, added=new))
-        return found
+            results.append(self._result(number, session=known.session, added=new))
+        return results
 
     def _new_nodes(self, chain: LineChain, progress: ImportProgress) -> list[LineNode]:
         """Return the lines that were not imported.
@@ -299,16 +302,16 @@ class ConversationImport:
         if not any(one.added for one in foreseen) and not self._abandoned_lines():
             return foreseen
         opened: dict[int, Session] = {}
-        found: list[ImportResult] = []
+        results: list[ImportResult] = []
         try:
             for number in range(len(self._chains)):
                 session = self._open() if not number else self._branch(number, opened)
                 opened[number] = session
-                found.append(self._append(number, session))
+                results.append(self._append(number, session))
         finally:
             for session in opened.values():
                 session.pause()
-        return found
+        return results
 
     def _open(self) -> Session:
         """Open the main conversation at the point where the transcript continues.

@@ -67,7 +67,7 @@ class LineChain(msgspec.Struct, frozen=True):
 def chains(nodes: Sequence[LineNode]) -> list[LineChain]:
     """Return the conversations, each after the one it branches from."""
     favourite = _latest_children(nodes)
-    found = [LineChain([])]
+    conversations = [LineChain([])]
     place: list[int] = []
     spine: list[bool] = []
     marks: list[set[str]] = [set()]
@@ -76,14 +76,14 @@ def chains(nodes: Sequence[LineNode]) -> list[LineChain]:
         on_spine = node.parent < 0 or spine[node.parent]
         goes_on = on_spine and favourite.get(node.parent) == at
         if not goes_on and not _is_same_turn(node, marks[home]):
-            found.append(LineChain([], home, node.parent))
+            conversations.append(LineChain([], home, node.parent))
             marks.append(set())
-            home, goes_on = len(found) - 1, True
+            home, goes_on = len(conversations) - 1, True
         place.append(home)
         spine.append(goes_on)
-        found[home].nodes.append(at)
+        conversations[home].nodes.append(at)
         marks[home].update(node.calls, [node.mark] if node.mark else [])
-    return [_with_results(chain, found, spine) for chain in found]
+    return [_with_results(chain, conversations, spine) for chain in conversations]
 
 
 def _latest_children(nodes: Sequence[LineNode]) -> dict[int, int]:
@@ -107,12 +107,14 @@ def _is_same_turn(node: LineNode, marks: set[str]) -> bool:
     return not node.said or node.mark in marks or not marks.isdisjoint(node.results)
 
 
-def _with_results(chain: LineChain, found: Sequence[LineChain], spine: Sequence[bool]) -> LineChain:
+def _with_results(
+    chain: LineChain, conversations: Sequence[LineChain], spine: Sequence[bool]
+) -> LineChain:
     """Move the branch point behind siblings, so that no call is separated from its result."""
     if chain.after < 0:
         return chain
     after = chain.after
-    for at in found[chain.parent].nodes:
+    for at in conversations[chain.parent].nodes:
         if at > chain.after:
             if spine[at]:
                 break

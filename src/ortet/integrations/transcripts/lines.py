@@ -90,8 +90,8 @@ def decode_json(raw: bytes) -> Any:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
-        found = json.loads(raw.decode())
-        return _replace_surrogates(found)
+        decoded = json.loads(raw.decode())
+        return _replace_surrogates(decoded)
     except (ValueError, RecursionError):
         return None
 

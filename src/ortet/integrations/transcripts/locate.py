@@ -48,15 +48,15 @@ def find_transcripts(tool: str, root: Path) -> list[TranscriptFile]:
         raise NotFound(
             "no_directory", f"there is no directory {root}: give the PATH of a transcript"
         )
-    found = []
+    transcripts = []
     for path in _files(root):
         if not _is_transcript(tool, path):
             continue
         stat = path.stat()
-        found.append(
+        transcripts.append(
             TranscriptFile(str(path), stat.st_size, stat.st_mtime_ns, directory_of(tool, path))
         )
-    return sorted(found, key=lambda one: (-one.changed, one.path))
+    return sorted(transcripts, key=lambda one: (-one.changed, one.path))
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -92,9 +92,9 @@ def filter_by_directory(
 def directory_of(tool: str, path: Path) -> str:
     """Return the working directory that one of the first lines names, or ""."""
     for data in _head(path):
-        found = (payload_of(data)[1] if tool == "codex" else data).get("cwd")
-        if isinstance(found, str) and found:
-            return found
+        directory = (payload_of(data)[1] if tool == "codex" else data).get("cwd")
+        if isinstance(directory, str) and directory:
+            return directory
     return ""
 
 
@@ -104,12 +104,12 @@ def conversation_of(tool: str, path: Path) -> str:
         return path.stem
     for data in _head(path):
         if tool != "codex":
-            found = data.get("sessionId")
+            id_ = data.get("sessionId")
         else:
             kind, payload = payload_of(data)
-            found = payload.get("id") if kind == "session_meta" else None
-        if isinstance(found, str) and found:
-            return found
+            id_ = payload.get("id") if kind == "session_meta" else None
+        if isinstance(id_, str) and id_:
+            return id_
     return path.stem or "transcript"
 
 

@@ -87,10 +87,10 @@ class ToolCallEffects:
         )
         if begun is None:
             return []
-        id_, said = begun["id"], truncate_value(text_of(result))
+        id_, text = begun["id"], truncate_value(text_of(result))
         if failed:
-            return [Draft("ended", {"id": id_, "state": "failed", "error": said, "at": at})]
-        ended = Draft("ended", {"id": id_, "state": "done", "outcome": said, "at": at})
+            return [Draft("ended", {"id": id_, "state": "failed", "error": text, "at": at})]
+        ended = Draft("ended", {"id": id_, "state": "done", "outcome": text, "at": at})
         return [ended, *(_file_artifact(path, id_) for path in begun.get("files", ()))]
 
     def _pop_earlier(self, call: str) -> Mapping[str, Any] | None:
@@ -117,8 +117,8 @@ def relative(path: Any, cwd: Any) -> str:
 
 def patched_files(text: Any) -> list[str]:
     """Return the files that a patch names, in order and unique."""
-    found = _PATCH_FILE_LINE.findall(text) if isinstance(text, str) else []
-    return list(dict.fromkeys(found))
+    paths = _PATCH_FILE_LINE.findall(text) if isinstance(text, str) else []
+    return list(dict.fromkeys(paths))
 
 
 def truncate_value(value: Any) -> Any:

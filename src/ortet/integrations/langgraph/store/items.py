@@ -161,25 +161,25 @@ def changes_of(
 
 def fold_items(events: Iterable[Event]) -> dict[ItemId, ItemEntry]:
     """Return all items that exist after these events."""
-    found: dict[ItemId, ItemEntry] = {}
+    entries: dict[ItemId, ItemEntry] = {}
     for event in events:
-        for id_, entry in changes_of(event, found.get):
+        for id_, entry in changes_of(event, entries.get):
             if entry is None:
-                found.pop(id_, None)
+                entries.pop(id_, None)
             else:
-                found[id_] = entry
-    return found
+                entries[id_] = entry
+    return entries
 
 
 def item_history(events: Iterable[Event], id_: ItemId) -> list[tuple[Event, ItemEntry | None]]:
     """Return the events that changed an item, each with the entry after it."""
-    found: list[tuple[Event, ItemEntry | None]] = []
+    versions: list[tuple[Event, ItemEntry | None]] = []
     for event in events:
-        last = found[-1][1] if found else None
+        last = versions[-1][1] if versions else None
         for changed, entry in changes_of(event, lambda _, last=last: last):  # type: ignore[misc]
             if changed == id_:
-                found.append((event, entry))
-    return found
+                versions.append((event, entry))
+    return versions
 
 
 def event_seqs(event: Event) -> range:
@@ -249,12 +249,12 @@ def checked_value(id_: ItemId, value: Any) -> dict[str, Any]:
 
     Raise Invalid("not_json") with the field that is not plain.
     """
-    given = dict(value)
+    fields = dict(value)
     try:
-        check_plain(given)
-        return decode(dict[str, Any], encode(given))
+        check_plain(fields)
+        return decode(dict[str, Any], encode(fields))
     except Invalid as error:
-        where, why = _find_invalid_field(given)
+        where, why = _find_invalid_field(fields)
         raise Invalid(
             "not_json",
             f"item {id_[1]!r} in {'.'.join(id_[0])}: {where or 'its value'} cannot be stored "
@@ -287,8 +287,8 @@ def _find_invalid_field(value: Any, path: str = "", depth: int = 0) -> tuple[str
         except Invalid:
             return path, f"{type(value).__name__} {value!r:.80}"
         return "", ""
-    found = (_find_invalid_field(item, name, depth + 1) for name, item in inner)
-    return next((one for one in found if one[0]), ("", ""))
+    places = (_find_invalid_field(item, name, depth + 1) for name, item in inner)
+    return next((one for one in places if one[0]), ("", ""))
 
 
 # Builds the events that a put or delete of items writes.
@@ -334,8 +334,8 @@ def drafts_of(
         if before is not None and before.is_expired(now):
             before = None
         old = None if before is None else read_value(before)
-        told = _put(change, change.value, before, old, now=now)
-        drafts += (Draft(kind, data, author) for kind, data in told)
+        draft = _put(change, change.value, before, old, now=now)
+        drafts += (Draft(kind, data, author) for kind, data in draft)
     return drafts
 
 

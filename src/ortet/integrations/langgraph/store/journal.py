@@ -108,19 +108,19 @@ class ItemJournal:
 
     def row(self) -> SessionRow:
         """Return the session row. It is decoded again only if its version changed."""
-        found = self._catalog.row("session", self.session)
-        if found is None:
+        stored_row = self._catalog.row("session", self.session)
+        if stored_row is None:
             self._row = self._recreate_session()
-        elif self._row is None or self._row.version != found.version:
+        elif self._row is None or self._row.version != stored_row.version:
             self._row = self._sessions.table.get(self.session)
         return self._row
 
     def timeline(self) -> str:
         """Return the current timeline of the session; a restore changes it."""
-        found = self.row().timeline
-        if found not in self._indexed_timelines:
-            self._build_rows(found)
-        return found
+        timeline = self.row().timeline
+        if timeline not in self._indexed_timelines:
+            self._build_rows(timeline)
+        return timeline
 
     # One item.
 
@@ -156,45 +156,45 @@ class ItemJournal:
         wanted = {entry.said: entry for entry in entries}
         seqs = [entry.said + n for entry in wanted.values() for n in range(entry.parts + 1)]
         events = self._read(timeline, seqs)
-        found: dict[int, dict[str, Any]] = {}
-        for said, entry in wanted.items():
-            pieces = [events.get(said + n) for n in range(entry.parts + 1)]
+        values: dict[int, dict[str, Any]] = {}
+        for seq, entry in wanted.items():
+            pieces = [events.get(seq + n) for n in range(entry.parts + 1)]
             if any(one is None or one.erased for one in pieces):
                 continue
             first, *rest = [one for one in pieces if one is not None]
             text = "".join(one.data["text"] for one in rest)
-            found[said] = msgspec.json.decode(text) if rest else first.data["value"]
-        return found
+            values[seq] = msgspec.json.decode(text) if rest else first.data["value"]
+        return values
 
     def vectors(self, entries: Sequence[ItemEntry]) -> dict[int, list[bytes]]:
         """Return vectors by the number of the event that put the item."""
         seqs = [e.vectors_after + n + 1 for e in entries for n in range(e.vectors)]
         events = self._read(self.timeline(), seqs)
-        found: dict[int, list[bytes]] = {}
+        vectors: dict[int, list[bytes]] = {}
         for entry in entries:
-            made = found.setdefault(entry.seq, [])
+            item_vectors = vectors.setdefault(entry.seq, [])
             for n in range(entry.vectors):
                 event = events.get(entry.vectors_after + n + 1)
                 if event is not None and not event.erased:
-                    made += [b64decode(text) for _, text in event.data["vectors"]]
-        return found
+                    item_vectors += [b64decode(text) for _, text in event.data["vectors"]]
+        return vectors
 
     def refresh(self, ids: Sequence[ItemId]) -> dict[ItemId, ItemEntry]:
         """Restart the time to live of items; return their new entries."""
         for _ in range(_MAX_ATTEMPTS):
             timeline, now = self.timeline(), self.now
-            made: dict[ItemId, ItemEntry] = {}
+            entries: dict[ItemId, ItemEntry] = {}
             rows: list[RowChange] = []
             for id_ in ids:
                 row = self._catalog.row(kind_of(timeline), row_key(id_))
                 entry = entry_of(row.value) if row else None
                 if row and entry and entry.ttl and not entry.is_expired(now):
-                    made[id_] = entry.with_new_expiry(now)
-                    rows.append(RowChange(row.kind, row.key, encode(made[id_]), row.version))
+                    entries[id_] = entry.with_new_expiry(now)
+                    rows.append(RowChange(row.kind, row.key, encode(entries[id_]), row.version))
             try:
                 if rows:
                     self._catalog.move([], verb="refresh", actor=self._hub.store.author, rows=rows)
-                return made
+                return entries
             except Conflict as error:
                 if error.kind != "row_moved":
                     # It was put at the same time, which already restarted its time to live.
@@ -239,14 +239,14 @@ class ItemJournal:
 
     def write(self, changes: Iterable[ItemChange]) -> None:
         """Write all changes in one transaction, durable on return."""
-        given = [
+        planned = [
             msgspec.structs.replace(one, value=self._hub.store.secrets.redact(one.value))
             for one in changes
         ]
 
         def drafts(timeline: str) -> list[Draft]:
             return drafts_of(
-                given,
+                planned,
                 lambda id_: self._entry(timeline, id_),
                 lambda entry: self._values(timeline, [entry]).get(entry.said),
                 now=self.now,
@@ -310,9 +310,9 @@ class ItemJournal:
         rows: dict[ItemId, RowChange] = {}
         values: dict[int, dict[str, Any]] = {}
         for draft in drafts:
-            made, event = self._chain.make(tip, draft, self.now)
+            event_row, event = self._chain.make(tip, draft, self.now)
             tip = Tip(event.seq, event.hash, event.time)
-            events.append(made)
+            events.append(event_row)
             if "value" in event.data:
                 values[event.seq] = event.data["value"]
             for id_, entry in changes_of(event, lambda one: self._entry(timeline, one)):
@@ -321,8 +321,8 @@ class ItemJournal:
 
     def _tip_of(self, timeline: str) -> Tip:
         if self._tip[0] != timeline:
-            found = self._catalog.events(timeline, limit=1, newest=True)
-            tip = self._chain.tip(found[0]) if found else self._full_log(timeline).tip()
+            newest = self._catalog.events(timeline, limit=1, newest=True)
+            tip = self._chain.tip(newest[0]) if newest else self._full_log(timeline).tip()
             self._tip = (timeline, tip)
         return self._tip[1]
 
@@ -330,17 +330,17 @@ class ItemJournal:
 
     def _read(self, timeline: str, seqs: Iterable[int]) -> dict[int, Event]:
         """Return events by number, in as few queries as possible."""
-        found: dict[int, Event] = {}
+        events: dict[int, Event] = {}
         for first, last, wanted in _runs(sorted(set(seqs))):
             for row in self._catalog.events(timeline, first - 1, last - first + 1):
                 if row.seq in wanted:
-                    found[row.seq] = self._chain.read(row, timeline)
-            missing = wanted - found.keys()
+                    events[row.seq] = self._chain.read(row, timeline)
+            missing = wanted - events.keys()
             if missing:
                 # They are older than this timeline, or only in commits because their rows were
                 # trimmed.
-                found |= self._read_from_log(timeline, missing)
-        return found
+                events |= self._read_from_log(timeline, missing)
+        return events
 
     def _read_from_log(self, timeline: str, wanted: set[int]) -> dict[int, Event]:
         with self.lock:
@@ -364,10 +364,12 @@ class ItemJournal:
             if not self._has_rows(timeline):
                 there = fold_items(self._full_log(timeline).events())
                 rows = [row_of(timeline, id_, entry) for id_, entry in there.items()]
-                made = RowChange(adapter_row_kind(timeline), kind_of(timeline), b"\x01", expect=0)
+                created = RowChange(
+                    adapter_row_kind(timeline), kind_of(timeline), b"\x01", expect=0
+                )
                 try:
                     self._catalog.move(
-                        [], verb="index", actor=self._hub.store.author, rows=[made, *rows]
+                        [], verb="index", actor=self._hub.store.author, rows=[created, *rows]
                     )
                 except Conflict as error:
                     if error.kind != "row_moved":  # Another process has built them.

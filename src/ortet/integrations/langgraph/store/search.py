@@ -93,8 +93,8 @@ def listed(
 ) -> list[tuple[str, ...]]:
     """Return the matching namespaces, cut to the maximum depth, unique and sorted."""
     conditions = wanted.match_conditions or ()
-    found = (one for one in namespaces if all(_matches(one, each) for each in conditions))
-    ordered = sorted({one[: wanted.max_depth] for one in found})
+    matching = (one for one in namespaces if all(_matches(one, each) for each in conditions))
+    ordered = sorted({one[: wanted.max_depth] for one in matching})
     return ordered[wanted.offset : wanted.offset + wanted.limit]
 
 
@@ -134,25 +134,25 @@ class ItemSearch:
         now = self._journal.now
         end = op.offset + op.limit
         while True:
-            found: list[Scored]
+            scored: list[Scored]
             if not op.query:
-                found = self._plain(op, now)
+                scored = self._plain(op, now)
             elif vector is None:
-                found = self._by_words(list(self._filtered(op, now)), op.query)
+                scored = self._by_words(list(self._filtered(op, now)), op.query)
             else:
-                found = self._by_vector(list(self._filtered(op, now)), vector)
-            page = found[op.offset : end]
+                scored = self._by_vector(list(self._filtered(op, now)), vector)
+            page = scored[op.offset : end]
             if not self._view.load_values([seen for seen, _ in page]):
                 return page
 
     def _plain(self, op: SearchOp, now: int) -> list[Scored]:
         """Return the first matches without ranking, no more than requested."""
-        found: list[Scored] = []
+        scored: list[Scored] = []
         for seen in self._filtered(op, now):
-            found.append((seen, None))
-            if len(found) >= op.offset + op.limit:
+            scored.append((seen, None))
+            if len(scored) >= op.offset + op.limit:
                 break
-        return found
+        return scored
 
     def _filtered(self, op: SearchOp, now: int) -> Iterator[ViewItem]:
         items = self._view.items(tuple(op.namespace_prefix), now)
@@ -184,13 +184,13 @@ class ItemSearch:
         norms = [k1 * (1 - b + b * one.length / average) for _, one in there]
         sums: dict[int, float] = {}
         for term in terms:
-            found = [
+            scored = [
                 (number, count)
                 for number, (_, one) in enumerate(there)
                 if (count := one.frequencies.get(term))
             ]
-            worth = inverse_document_frequency(term, len(there), len(found)) * (k1 + 1)
-            for number, count in found:
+            worth = inverse_document_frequency(term, len(there), len(scored)) * (k1 + 1)
+            for number, count in scored:
                 gain = worth * count / (count + norms[number])
                 sums[number] = sums.get(number, 0.0) + gain
         scores = {id(there[number][0]): score for number, score in sums.items()}
@@ -215,9 +215,9 @@ class ItemSearch:
         missing = [seen for seen in items if seen.vectors is None and seen.entry.vectors]
         for start in range(0, len(missing), _READ_BATCH_ITEMS):
             some = missing[start : start + _READ_BATCH_ITEMS]
-            made = self._journal.vectors([seen.entry for seen in some])
+            vectors = self._journal.vectors([seen.entry for seen in some])
             for seen in some:
-                self._vectors.put(seen, made[seen.entry.seq])
+                self._vectors.put(seen, vectors[seen.entry.seq])
         return _rank_items(items, self._vectors.scores(items, vector))
 
 

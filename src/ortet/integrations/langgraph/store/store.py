@@ -55,7 +55,7 @@ from langgraph.store.base import (
 from ortet._util.fork_safety import reset_in_child
 from ortet._util.validation import COUNT, require
 from ortet.errors import Invalid
-from ortet.integrations._shared.threads import to_thread_shielded
+from ortet.integrations.aio import to_thread_shielded
 from ortet.integrations.langgraph.store.items import (
     ItemChange,
     ItemEntry,

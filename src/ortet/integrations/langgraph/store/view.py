@@ -128,8 +128,8 @@ class ItemView:
 
     def expired_ids(self, now: int) -> list[ItemId]:
         """Return the ids of expired items."""
-        found = (seen for inside in self._items.values() for seen in inside.values())
-        return [seen.id for seen in found if seen.entry.ttl and not self._is_live(seen, now)]
+        items = (seen for inside in self._items.values() for seen in inside.values())
+        return [seen.id for seen in items if seen.entry.ttl and not self._is_live(seen, now)]
 
     def _is_live(self, item: ViewItem, now: int) -> bool:
         if item.is_expired or not item.entry.is_expired(now):
@@ -157,10 +157,10 @@ class ItemView:
                 for seen in inside.values():
                     if id(seen) not in wanted:
                         seen.value = seen.term_counts = None
-        found = self._journal.values([seen.entry for seen in missing])
+        values = self._journal.values([seen.entry for seen in missing])
         lost = []
         for seen in missing:
-            seen.value = found.get(seen.entry.said)
+            seen.value = values.get(seen.entry.said)
             if seen.value is None:
                 lost.append(seen)
                 self._change(seen.id, None)

@@ -98,21 +98,21 @@ class ValueEncoder:
         """Encode a dict so that each of its values is stored once."""
         (first, *others) = tree or [""]
         if first == "$d":
-            kept: Tree = {first: [[key, self._deduplicate(one)] for key, one in tree[first]]}
+            encoded: Tree = {first: [[key, self._deduplicate(one)] for key, one in tree[first]]}
         elif first.startswith("$") and not others:
             return self._deduplicate(tree)
         else:
-            kept = {key: self._deduplicate(one) for key, one in tree.items()}
-        return self._deduplicate(kept) if len(encode(kept)) > _MAX_DICT_BYTES else kept
+            encoded = {key: self._deduplicate(one) for key, one in tree.items()}
+        return self._deduplicate(encoded) if len(encode(encoded)) > _MAX_DICT_BYTES else encoded
 
     def _list_numbers(self, value: list[Any], previous: Tree) -> list[int]:
         """Return the part number of each element; an unchanged element keeps its number."""
         value, old = list(value), None  # The caller may change the list later.
         known = self._part_store.message_lists.longest_prefix(value)
-        found = list(known.numbers) if known is not None else []
-        for at, one in enumerate(islice(value, len(found), None), len(found)):
+        numbers = list(known.numbers) if known is not None else []
+        for at, one in enumerate(islice(value, len(numbers), None), len(numbers)):
             if isinstance(one, BaseMessage) and (number := self._message(one)) is not None:
-                found.append(number)
+                numbers.append(number)
                 continue
             if old is None:  # Most lists have only messages, which do not need `old`.
                 was = previous.get("$l", ()) if type(previous) is dict else ()
@@ -121,29 +121,29 @@ class ValueEncoder:
             tree = self._tree(one)
             raw = encode(tree)
             if part is not None and not part.is_message and part.raw == raw:
-                found.append(part.number)
+                numbers.append(part.number)
             elif len(raw) > MAX_INLINE_TREE_BYTES:
-                found.append(self._part_number(tree, raw))
+                numbers.append(self._part_number(tree, raw))
             else:
-                found.append(self._add(tree))
+                numbers.append(self._add(tree))
         if old is None:
-            self._new_lists.append((value, found, known))
-        return found
+            self._new_lists.append((value, numbers, known))
+        return numbers
 
     def _list_ranges(self, numbers: list[int], previous: Tree) -> list[list[int]]:
         """Return the numbers as few ranges. A list that extends a known list refers to it."""
-        found = ranges_of(numbers)
-        if len(found) <= _MAX_RANGES:
-            return found
+        ranges = ranges_of(numbers)
+        if len(ranges) <= _MAX_RANGES:
+            return ranges
         known = previous["$l"] if type(previous) is dict and "$l" in previous else []
         whole = self._part_store.ranges(known)
         size = sum(stop - start for start, stop in whole)
         if known and [n for start, stop in whole for n in range(start, stop)] == numbers[:size]:
             added = ranges_of(numbers[size:]) if size < len(numbers) else []
-            found = [*known, *added]
-        if len(found) > _MAX_RANGES:
-            found = [[self._add({"$l": found})]]
-        return found
+            ranges = [*known, *added]
+        if len(ranges) > _MAX_RANGES:
+            ranges = [[self._add({"$l": ranges})]]
+        return ranges
 
     def _message(self, message: BaseMessage) -> int | None:
         part = self._part_store.find_by_object(message)
@@ -181,10 +181,12 @@ class ValueEncoder:
         if kind is list and depth < _MAX_DEPTH:
             return [self._nested_tree(one, depth + 1) for one in value]
         if kind is dict and depth < _MAX_DEPTH and all(type(key) is str for key in value):
-            made = {key: self._nested_tree(one, depth + 1) for key, one in value.items()}
+            entries = {key: self._nested_tree(one, depth + 1) for key, one in value.items()}
             if is_plain(list(value)):
-                odd = list(made) != sorted(made) or any(key.startswith("$") for key in made)
-                return {"$d": [[key, one] for key, one in made.items()]} if odd else made
+                odd = list(entries) != sorted(entries) or any(
+                    key.startswith("$") for key in entries
+                )
+                return {"$d": [[key, one] for key, one in entries.items()]} if odd else entries
         if isinstance(value, BaseMessage) and (number := self._message(value)) is not None:
             return {"$m": number}
         if kind in (list, dict) or not is_plain(value):

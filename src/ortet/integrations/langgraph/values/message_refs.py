@@ -50,12 +50,12 @@ class MessageRefs:
     def in_events(self, spans: Iterable[SeqRange]) -> MessageSet:
         """Return the messages of these event ranges."""
         self._catch_up()
-        found = 0
+        messages = 0
         for first, last in spans:
             start, stop = bisect_left(self._events, first), bisect_right(self._events, last)
             if start < stop:
-                found |= _bit_range(self._numbers[start], self._numbers[stop - 1] + 1)
-        return found & self._all
+                messages |= _bit_range(self._numbers[start], self._numbers[stop - 1] + 1)
+        return messages & self._all
 
     def superseded(self, spans: Sequence[SeqRange]) -> MessageSet:
         """Return the superseded messages. The result is cached, because it changes seldom."""
@@ -65,14 +65,14 @@ class MessageRefs:
 
     def spans(self, wanted: MessageSet, others: MessageSet) -> list[list[int]]:
         """Return the events of the wanted messages as few spans that contain none of the others."""
-        found, at = list[list[int]](), 0
+        event_spans, at = list[list[int]](), 0
         while wanted:
             at = _lowest_bit(wanted)
             end = others >> at
             run = wanted & _bit_range(at, at + _lowest_bit(end)) if end else wanted
-            found.append([self._event(at), self._event(run.bit_length() - 1)])
+            event_spans.append([self._event(at), self._event(run.bit_length() - 1)])
             wanted ^= run
-        return found
+        return event_spans
 
     def all_except(self, messages: MessageSet) -> MessageSet:
         return self._all & ~messages
@@ -84,9 +84,9 @@ class MessageRefs:
         for part in self._part_store.take_new_parts():
             if part.is_message:
                 self._add_message(part)
-            elif found := self._messages_in_part(part):
+            elif messages := self._messages_in_part(part):
                 self._is_ordered &= not self._part_numbers or part.number > self._part_numbers[-1]
-                self._messages_by_part[part.number] = found
+                self._messages_by_part[part.number] = messages
                 self._part_numbers.append(part.number)
         if not self._is_ordered:
             raise MessagesOutOfOrder
@@ -114,7 +114,7 @@ class MessageRefs:
     def _messages_in_trees(
         self, trees: Iterable[Tree], new_parts: Sequence[ValuePart] = ()
     ) -> MessageSet:
-        queue, rows, found = list(trees), dict[int, int](), 0
+        queue, rows, messages = list(trees), dict[int, int](), 0
         for first, stop in _number_ranges(queue):
             if stop <= rows.get(first, first):
                 continue
@@ -124,23 +124,23 @@ class MessageRefs:
                     if not first <= part.number < stop:
                         continue
                     if part.is_message:
-                        found |= 1 << first_of(part)
+                        messages |= 1 << first_of(part)
                     else:
                         queue.append(part.tree)
         for first, stop in rows.items():
-            found |= (
+            messages |= (
                 self._in_parts(first, stop)
                 if first >= FIRST_VALUE_NUMBER
                 else self._in_row(first, stop)
             )
-        return found & self._all
+        return messages & self._all
 
     def _in_parts(self, first: int, stop: int) -> MessageSet:
-        found = 0
+        messages = 0
         start, end = bisect_left(self._part_numbers, first), bisect_left(self._part_numbers, stop)
         for number in self._part_numbers[start:end]:
-            found |= self._messages_by_part[number]
-        return found
+            messages |= self._messages_by_part[number]
+        return messages
 
     def _in_row(self, first: int, stop: int) -> MessageSet:
         """Return the messages of a number range, with later numbers mapped to first ones."""
@@ -149,15 +149,15 @@ class MessageRefs:
         later = wanted & self._later_numbers
         if not later:
             return wanted
-        found = self._range_cache.get((first, stop))
-        if found is None:
-            found = wanted ^ later
+        messages = self._range_cache.get((first, stop))
+        if messages is None:
+            messages = wanted ^ later
             while later:
                 number = _lowest_bit(later)
-                found |= 1 << self._original_numbers[number]
+                messages |= 1 << self._original_numbers[number]
                 later ^= 1 << number
-            self._range_cache[first, stop] = found
-        return found
+            self._range_cache[first, stop] = messages
+        return messages
 
 
 def first_of(part: ValuePart) -> int:

@@ -134,13 +134,13 @@ def ranges_of(numbers: list[int]) -> list[list[int]]:
     first, last = numbers[0], numbers[-1]
     if last - first == len(numbers) - 1 and numbers == list(range(first, last + 1)):
         return [[first, last + 1]]  # the most frequent case
-    found = [[numbers[0], numbers[0] + 1]]
+    ranges = [[numbers[0], numbers[0] + 1]]
     for before, number in pairwise(numbers):
         if number == before + 1:
-            found[-1][1] = number + 1
+            ranges[-1][1] = number + 1
         else:
-            found.append([number, number + 1])
-    return found
+            ranges.append([number, number + 1])
+    return ranges
 
 
 # The parts that the checkpoints of a thread consist of; each is stored once, under a number.
@@ -219,11 +219,11 @@ class PartStore:
         """Add a part from a record."""
         if type(tree) is dict and "$i" in tree:
             first, id_ = tree["$i"]
-            if (said := self._parts.get(first)) is not None:
+            if (original := self._parts.get(first)) is not None:
                 self.add(
                     ValuePart(
                         number,
-                        with_message_id(said.tree, id_),
+                        with_message_id(original.tree, id_),
                         is_message=True,
                         stored=tree,
                         seq=seq,
@@ -242,19 +242,19 @@ class PartStore:
 
     def find_without_id(self, message: BaseMessage, data: dict[str, Any]) -> ValuePart | None:
         """Return the part that kept this same object before it got an id."""
-        found = self._part_by_object_id.get(id(message))
-        if found is None or found.object is not message or not isinstance(message.id, str):
+        part = self._part_by_object_id.get(id(message))
+        if part is None or part.object is not message or not isinstance(message.id, str):
             return None
         return (
-            found
-            if with_message_id(found.tree, message.id) == with_message_id(data, message.id)
+            part
+            if with_message_id(part.tree, message.id) == with_message_id(data, message.id)
             else None
         )
 
     def take_new_parts(self) -> list[ValuePart]:
         """Return the parts that were added since the last call."""
-        found, self._new_parts = self._new_parts, []
-        return found
+        new_parts, self._new_parts = self._new_parts, []
+        return new_parts
 
     def part(self, number: int) -> ValuePart | None:
         return self._parts.get(number)
@@ -280,8 +280,8 @@ class PartStore:
 
     def find_by_object(self, message: BaseMessage) -> ValuePart | None:
         """Return the part that keeps this same object, if the object is unchanged."""
-        found = self._part_by_object_id.get(id(message))
-        return found if found is not None and found.is_unchanged(message) else None
+        part = self._part_by_object_id.get(id(message))
+        return part if part is not None and part.is_unchanged(message) else None
 
     def keep_object(self, part: ValuePart, message: BaseMessage, snapshot: Snapshot) -> None:
         self._forget_object(part.object, part)
@@ -319,15 +319,15 @@ class PartStore:
         data = b64decode(payload[1]) if name == "$b" else self._load(payload[1], payload[2])
         return loads(serde, payload[0], data)
 
-    def _list(self, given: Iterable[list[int]], serde: SerializerProtocol) -> list[Any]:
-        spans = self.ranges(given)
+    def _list(self, ranges: Iterable[list[int]], serde: SerializerProtocol) -> list[Any]:
+        spans = self.ranges(ranges)
         if (again := self.message_lists.find(spans)) is not None:
             return again
         parts = list(self.parts(spans))
-        found = [self._decode_part(part, serde) for part in parts]
+        values = [self._decode_part(part, serde) for part in parts]
         if len(parts) == sum(stop - start for start, stop in spans):
-            self.remember_list(list(found), [part.number for part in parts])
-        return found
+            self.remember_list(list(values), [part.number for part in parts])
+        return values
 
     def remember_list(
         self, value: list[Any], numbers: list[int], known: MessageList | None = None
@@ -348,11 +348,11 @@ class PartStore:
         if not part.is_message:
             return self.decode(part.tree, serde)
         before = part.object
-        found = part.message()
-        if found is not before:
+        message = part.message()
+        if message is not before:
             self._forget_object(before, part)
-            self._part_by_object_id[id(found)] = part
-        return found
+            self._part_by_object_id[id(message)] = part
+        return message
 
     def parts(self, ranges: Iterable[list[int]]) -> Iterator[ValuePart]:
         for start, stop in self.ranges(ranges):
@@ -386,10 +386,10 @@ class PartStore:
         except (LookupError, TypeError, ValueError):  # Another program wrote invalid records.
             return {}
 
-    def ranges(self, given: Iterable[list[int]]) -> list[list[int]]:
+    def ranges(self, ranges: Iterable[list[int]]) -> list[list[int]]:
         """Return all ranges of a list, with its referenced beginning resolved."""
-        found = list(given)
-        while found and len(found[0]) == 1:
-            first = self._find_part(found[0][0])
-            found[:1] = [] if first is None else first.tree["$l"]
-        return found
+        resolved = list(ranges)
+        while resolved and len(resolved[0]) == 1:
+            first = self._find_part(resolved[0][0])
+            resolved[:1] = [] if first is None else first.tree["$l"]
+        return resolved
