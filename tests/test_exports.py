@@ -13,6 +13,7 @@ import pytest
 import ortet
 from ortet.hub.governance.service import Governance
 from ortet.hub.maintenance import Maintenance
+from ortet.hub.memory_queries import MemoryQueries
 from ortet.hub.transfer import Transfer
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
@@ -25,6 +26,7 @@ PUBLIC_CLASSES = [
     ortet.Hub,
     Governance,
     Maintenance,
+    MemoryQueries,
     Transfer,
     SessionReader,
     Session,
@@ -118,7 +120,8 @@ def test_import_ortet_loads_no_module_but_its_errors() -> None:
 
 
 def test_no_public_verb_of_a_hub_or_workspace_takes_unnamed_options() -> None:
-    for owner in (ortet.Hub, ortet.Workspace, Governance, Maintenance, Transfer, WorkspacePrograms):
+    facets = (Governance, Maintenance, MemoryQueries, Transfer, WorkspacePrograms)
+    for owner in (ortet.Hub, ortet.Workspace, *facets):
         for name, member in inspect.getmembers(owner, inspect.isfunction):
             if not name.startswith("_"):
                 parameters = inspect.signature(member).parameters.values()

@@ -72,8 +72,8 @@ class Agent:
 
     def take(self, session: Session) -> None:
         self.s = session
-        self.timeline = session.row.timeline
-        self.told = session.state.core.events
+        self.timeline = session.internals.row.timeline
+        self.told = session.internals.state.core.events
         self.check()
         for effect in session.effects():
             if effect.state == "unsettled":
@@ -100,16 +100,16 @@ class Agent:
 
     def confirm(self, *, sync: bool = False) -> None:
         """Tell which events are durable; `sync`: make them so."""
-        s, durability = self.s, self.s.profile.durability
-        if s.row.timeline != self.timeline:
-            self.timeline, self.told = s.row.timeline, s.event_log.base.seq
+        s, durability = self.s, self.s.internals.profile.durability
+        if s.internals.row.timeline != self.timeline:
+            self.timeline, self.told = s.internals.row.timeline, s.internals.event_log.base.seq
         if sync:
             s.events()
-        for event in s.event_log.events(self.told):
+        for event in s.internals.event_log.events(self.told):
             self.tell("kept", event.timeline, event.seq, event.hash.hex(), s.id)
             self.told = event.seq
         if durability == "event" or sync:
-            assert self.told == s.state.core.events
+            assert self.told == s.internals.state.core.events
 
     # what it does
 
@@ -189,7 +189,7 @@ class Agent:
             self.settle(effect)  # its process was killed, and nobody has opened that fork since
 
     def deed(self, kind: str, key: str) -> str:
-        leave_mark(self.deeds, self.s.parts.pipeline.effects.current(), kind, key or "-")
+        leave_mark(self.deeds, self.s.internals.pipeline.effects.current(), kind, key or "-")
         return "marked"
 
     def act_approved(self) -> None:
@@ -240,7 +240,9 @@ class Agent:
         s = self.s
         if s.head is None:
             return
-        commits = [c for c in self.hub.log(s.row.branch)[:8] if c.message.startswith("gen ")]
+        commits = [
+            c for c in self.hub.log(s.internals.row.branch)[:8] if c.message.startswith("gen ")
+        ]
         if commits:
             target = self.dice.choice(commits)
             s.restore(target.oid)
@@ -254,7 +256,7 @@ class Agent:
         self.confirm(sync=True)
         text, s = self.s.carry(), self.s
         s.pause()
-        self.take(self.hub.from_carry(text))
+        self.take(self.hub.transfer.from_carry(text))
 
     def turn(self) -> None:
         name = self.s.name
@@ -267,7 +269,7 @@ class Agent:
         """A checkpoint begins another session, which is archived and comes back."""
         self.confirm(sync=True)
         name = f"copy-{self.number()}"
-        copy = self.hub.from_checkpoint(self.s.checkpoint().to_json(), name=name)
+        copy = self.hub.transfer.from_checkpoint(self.s.checkpoint().to_json(), name=name)
         copy.say("user", "on my own now")
         copy.pause()
         self.hub.archive(copy.id, "enough")

@@ -75,13 +75,16 @@ class Program:
         self.s = s
         self.base = base
         self._tell = tell
-        self._told = s.state.core.events
-        self._line = s.row.timeline
+        self._told = s.internals.state.core.events
+        self._line = s.internals.row.timeline
 
     def kept(self) -> None:
-        if self.s.row.timeline != self._line:
-            self._line, self._told = self.s.row.timeline, self.s.event_log.base.seq
-        for event in self.s.event_log.events(self._told):
+        if self.s.internals.row.timeline != self._line:
+            self._line, self._told = (
+                self.s.internals.row.timeline,
+                self.s.internals.event_log.base.seq,
+            )
+        for event in self.s.internals.event_log.events(self._told):
             self._tell("kept", event.timeline, event.seq, event.hash.hex())
             self._told = event.seq
 
@@ -91,7 +94,7 @@ class Program:
         self.kept()
 
     def deed(self, name: str) -> str:
-        leave_mark(self.base / "deeds", self.s.parts.pipeline.effects.current(), name)
+        leave_mark(self.base / "deeds", self.s.internals.pipeline.effects.current(), name)
         return "marked"
 
     def act(self, kind: Any, **options: Any) -> None:
@@ -214,7 +217,7 @@ def consolidate(p: Program) -> None:
         p.s.say("user", "I live in Lisbon.", user="ann")
         p.s.milestone("moved")
     p.s.commit("moved")
-    p.hub.consolidate()
+    p.hub.memory.consolidate()
     p.kept()
 
 
@@ -280,7 +283,7 @@ def fork_files(p: Program) -> None:
 def restore(p: Program) -> None:
     head = p.s.head
     if head is not None and head.message != "one":
-        one = next(c for c in p.hub.log(p.s.row.branch) if c.message == "one")
+        one = next(c for c in p.hub.log(p.s.internals.row.branch) if c.message == "one")
         p.s.restore(one.oid)
     p.kept()
 
@@ -302,7 +305,7 @@ def turn(hub: Hub, id_: str) -> None:
 
 @care
 def carry(hub: Hub, id_: str) -> None:
-    s = hub.from_carry(hub.get(id_).carry())
+    s = hub.transfer.from_carry(hub.get(id_).carry())
     if "carried" not in [m.content for m in s.messages()]:
         s.say("user", "carried")
     s.pause()

@@ -87,7 +87,7 @@ class Stage:
                     len(list(known.mind.past)),
                     sorted(episode.summary for episode in known.mind.episodes),
                 )
-                for known in hub.session_manager.services.scopes.all()
+                for known in hub.internals.services.scopes.all()
             }
         files = sorted(path for path in (self.base / "work").rglob("*") if path.is_file())
         found["files"] = {path.name: path.read_text() for path in files}
@@ -135,7 +135,7 @@ def check_kept(base: Path, kept: list[list[Any]], verb: str) -> None:
             hub.audit(row.id)
         if verb != "remove":
             view = hub.get(next(x.id for x in hub.sessions() if x.name == NAME))
-            there = {(e.timeline, e.seq): e.hash.hex() for e in view.event_log.events()}
+            there = {(e.timeline, e.seq): e.hash.hex() for e in view.internals.event_log.events()}
             for timeline, seq, hash_ in kept:
                 assert there.get((timeline, seq), hash_) == hash_
                 if (timeline, seq) not in there:  # on a timeline that was restored away

@@ -100,8 +100,8 @@ def has(hub: Hub, timeline: str, seq: int) -> str:
 
 def every_event(hub: Hub, family: str) -> Iterator[Event]:
     """Of all timelines of a family, restored away or not, each once."""
-    chain = hub.session_manager.services.chain
-    todo = [span.timeline for span in hub.get(family).event_log.timeline_spans()[:1]]
+    chain = hub.internals.services.chain
+    todo = [span.timeline for span in hub.get(family).internals.event_log.timeline_spans()[:1]]
     while todo:
         timeline = todo.pop()
         todo += [child.id for child in hub.catalog.children(timeline)]
@@ -114,12 +114,12 @@ def every_event(hub: Hub, family: str) -> Iterator[Event]:
 def check_told(hub: Hub) -> None:
     """What the first session has committed for others, they know, each fact and episode once."""
     with hub.session(NAME) as s:
-        committed = s.event_log.base.seq
-        meant = [fact for fact in s.state.facts if fact.scope and fact.seq <= committed]
-    for known in hub.session_manager.services.scopes.all():
+        committed = s.internals.event_log.base.seq
+        meant = [fact for fact in s.internals.state.facts if fact.scope and fact.seq <= committed]
+    for known in hub.internals.services.scopes.all():
         told = [
             e.data["id"]
-            for e in known.events(hub.session_manager.services)
+            for e in known.events(hub.internals.services)
             if e.kind in ("fact", "episode")
         ]
         assert len(told) == len(set(told))
@@ -161,7 +161,7 @@ def check_all(hub: Hub, base: Path, told: Ledger) -> None:
     for place, (hash_, session) in told.kept.items():
         assert session not in alive or there.get(place) == hash_, place
     for row in hub.sessions():
-        assert hub.audit(row.id).events == hub.get(row.id).state.core.events
+        assert hub.audit(row.id).events == hub.get(row.id).internals.state.core.events
     check_deeds(hub, base, family)
     check_money(hub, family, events, told)
     heard = Counter(e.data["text"] for e in events if e.kind == "comment")
@@ -250,4 +250,6 @@ def test_two_processes_racing_for_one_session_keep_one_history(tmp_path: Path) -
         assert [seq for seq, _ in history] == list(range(1, len(history) + 1))
         assert len(set(kept)) == len(kept)
         assert set(kept) <= set(history)
-        assert hub.catalog.children(hub.get(row.id).event_log.timeline) == []  # no forked history
+        assert (
+            hub.catalog.children(hub.get(row.id).internals.event_log.timeline) == []
+        )  # no forked history

@@ -56,8 +56,10 @@ def check(base: Path, name: str, kept: list[int], *, files: bool) -> None:
             ("done", float(i)) for i in range(N)
         ]
         assert [row.name for row in hub.sessions()] == [NAME]
-        assert [row.name for row in hub.workspaces.table.all()] == [view.row.branch]
-        moves = [op.detail for op in hub.refs.reflog(view.row.branch) if op.verb == "adopt"]
+        assert [row.name for row in hub.workspaces.table.all()] == [view.internals.row.branch]
+        moves = [
+            op.detail for op in hub.refs.reflog(view.internals.row.branch) if op.verb == "adopt"
+        ]
         assert Counter(moves)[result.attempts[N - 1].commit] == (1 if len(kept) == 1 else 0)
         if not files:
             assert {f"learned {i}" for i in range(N)} == {f.text for f in view.facts()}

@@ -92,7 +92,7 @@ class TestHub:
     ) -> None:
         with hub.session("s", workspace=project, files="private", engine="auto") as s:
             s.say("user", "hello")
-            assert s.parts.files.attached is None or not any(
+            assert s.internals.files.attached is None or not any(
                 path.is_socket() for path in (store / "local" / "machines").rglob("*")
             )
 
@@ -247,7 +247,7 @@ class TestSession:
         s.say("user", "hello")
         (fork,) = s.fork(1, machine=False)
         assert [message.content for message in fork.messages()] == ["hello"]
-        assert fork.parts.files.attached is None
+        assert fork.internals.files.attached is None
 
     def test_spawn_and_shell_start_programs(self, with_criu: None, hub: Hub, project: Path) -> None:
         s = hub.session("s", workspace=project, engine="criu", files="private")

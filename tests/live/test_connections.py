@@ -100,7 +100,7 @@ _NOT_CONNECTED, _BROKEN = 107, 32
 def carried_of(session: Session) -> RunningServices:
     head = session.machine.head
     assert head is not None
-    store = session.store
+    store = session.internals.store
     image = store.history.image(from_hex(head.oid))
     return decode(RunningServices, read_processes(store.objects, image.processes).jobs)
 

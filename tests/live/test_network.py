@@ -84,7 +84,7 @@ def parent_of(pid: int) -> int:
 
 
 def image_of(session: Session) -> Image:
-    store, head = session.store, session.machine.head
+    store, head = session.internals.store, session.machine.head
     assert head is not None
     return store.history.image(store.refs.resolve(head.oid, default_branch=session.name))
 

@@ -7,6 +7,8 @@ import pytest
 from ortet.hub.governance.service import Governance
 from ortet.hub.hub import Hub
 from ortet.hub.maintenance import Maintenance
+from ortet.hub.memory_queries import MemoryQueries
+from ortet.hub.transfer import Transfer
 from ortet.server.operations.registry import operations
 from ortet.server.transfers.routes import STREAMING_ROUTES
 from ortet.sessions.actions.accounting import Accounting
@@ -20,9 +22,7 @@ from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
 READ = {
-    **dict.fromkeys(
-        ("id", "name", "agent", "status", "head", "goal", "row", "event_log"), "show_session"
-    ),
+    **dict.fromkeys(("id", "name", "agent", "status", "head", "goal"), "show_session"),
     **dict.fromkeys(("steps", "step"), "show_plan"),
     **dict.fromkeys(("limits", "spent", "budget_left"), "show_budget"),
     "approvals": "approvals all_approvals",
@@ -130,25 +130,19 @@ STORE = {
     "bill": "show_bill",
     "branches": "list_branches",
     "comment": "comment",
-    "consolidate": "consolidate",
     "diff": "diff",
     "diff_runs": "diff_runs",
     "drop": "drop",
-    "episodes": "all_episodes",
     "erase": "erase erase_user",
     "export": "read_bundle",
-    "from_carry": "turn check_carry",
-    "from_checkpoint": "from_checkpoint",
     "get": "show_session",
     "import_": "send_bundle",
     "is_open": "show_session",
     "log": "list_all_commits list_commits",
-    "memory_diff": "memory_diff",
     "recall": "recall_anywhere",
     "remove": "remove",
     "restore": "write_out read_file list_files",
     "session": "begin resume",
-    "open_branch_session": "begin",
     "sessions": "list_sessions",
     "show": "show_commit show_own_commit",
     "swarms": "list_swarms show_swarm",
@@ -164,8 +158,8 @@ STORE = {
 }
 
 _WITHIN = "one half of the library calls it on the other"
-_OBJECT = "a Python object that is used within its process"
 _CARE = "the server sees to it by itself"
+_TWO_STORES = "between two stores: whoever can reach both does it"
 
 FACETS = "a facet, whose verbs are operations"
 
@@ -174,28 +168,20 @@ LOCAL = {
         ("conversation", "memory", "actions", "accounting", "artifact_store", "external"), FACETS
     ),
     "programs": FACETS,
-    **dict.fromkeys(
-        ("internals", "parts", "has_workspace", "restored", "is_open", "publish", "start_replay"),
-        _WITHIN,
-    ),
+    "internals": _WITHIN,
     # views and sessions
-    "store": _OBJECT,
-    "state": _OBJECT,
     "path": "where the server's host has the files: clients read them over HTTP",
-    "is_replaying": "a replay runs its caller's program, in that program's process",
-    "drain_inbox": _CARE,
-    "close_dangling_effects": _CARE,
-    "attach_files": _WITHIN,
     # facets
     **dict.fromkeys(("before_action", "before_commit", "before_move"), _CARE),
     "store_version": _WITHIN,
 }
 
+LOCAL_TRANSFER = dict.fromkeys(("pull", "push"), _TWO_STORES)
 LOCAL_STORE = {
-    "session_manager": _OBJECT,
-    **dict.fromkeys(("close", "pause_open_sessions", "has_open_sessions"), _CARE),
-    **dict.fromkeys(("pull", "push"), "between two stores: whoever can reach both does it"),
-    **dict.fromkeys(("maintenance", "transfer", "governance"), "holds verbs of its own"),
+    "internals": _WITHIN,
+    "close": _CARE,
+    **LOCAL_TRANSFER,
+    **dict.fromkeys(("maintenance", "transfer", "governance", "memory"), FACETS),
 }
 
 MAINTENANCE = {
@@ -218,6 +204,18 @@ GOVERNANCE = {
     "retention": "set_retention show_retention list_retention",
     "unarchive": "unarchive",
 }
+MEMORY = {
+    "consolidate": "consolidate",
+    "diff": "memory_diff",
+    "episodes": "all_episodes",
+    "recall": "recall_anywhere",
+}
+TRANSFER = {
+    "export": "read_bundle",
+    "from_carry": "turn check_carry",
+    "from_checkpoint": "from_checkpoint",
+    "import_": "send_bundle",
+}
 
 READING_FACETS = (
     Conversation,
@@ -233,6 +231,8 @@ SURFACES = {
     Hub: {**STORE, **LOCAL_STORE},
     Maintenance: MAINTENANCE,
     Governance: GOVERNANCE,
+    MemoryQueries: MEMORY,
+    Transfer: {**TRANSFER, **LOCAL_TRANSFER},
 }
 
 
@@ -253,15 +253,16 @@ def test_every_public_verb_is_an_operation_or_listed_as_local(kind: type) -> Non
 
 
 def test_coverage_table_names_no_removed_verb() -> None:
-    for kind in (Session, Hub, Maintenance, Governance):
+    for kind in (Session, Hub, Maintenance, Governance, MemoryQueries, Transfer):
         assert SURFACES[kind].keys() <= verbs(kind)
     assert READ.keys() <= public(SessionReader).union(*map(public, READING_FACETS))
 
 
 def test_coverage_table_names_only_existing_operations() -> None:
     known = {one.name for one in operations()} | {one.name for one in STREAMING_ROUTES}
-    for verb, names in {**READ, **WRITTEN, **STORE, **MAINTENANCE, **GOVERNANCE}.items():
-        assert not set(names.split()) - known, verb
+    for table in (READ, WRITTEN, STORE, MAINTENANCE, GOVERNANCE, MEMORY, TRANSFER):
+        for verb, names in table.items():
+            assert not set(names.split()) - known, verb
 
 
 def test_no_verb_is_both_an_operation_and_local() -> None:

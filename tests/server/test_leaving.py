@@ -52,7 +52,7 @@ def test_hubs_of_released_sessions_are_reused(tmp_path: Path) -> None:
     assert [len(said(rooms, id_)) for id_ in ids] == [3, 3, 3]
     assert rooms.close() == 0
     for hub in opened:
-        assert not hub.has_open_sessions
+        assert not hub.internals.has_open_sessions
     with ortet.open(tmp_path / "store") as hub:
         assert [hub.session(name).say("user", "free") for name in ("one", "two", "three")]
 

@@ -134,7 +134,7 @@ def test_a_directory_of_the_server_cannot_be_named(scene: Scene, tmp_path: Path)
     with scene.hub(scene.writer) as hub:
         with hub.session("planted", workspace=mine) as session:
             commit = session.commit("one").oid
-        row = hub.workspaces.table.need(session.row.branch)
+        row = hub.workspaces.table.need(session.internals.row.branch)
         elsewhere = msgspec.structs.replace(row, path=os.fsencode(theirs))
         here = msgspec.structs.replace(elsewhere, host=scene.host)
         for bad in (here, msgspec.structs.replace(row, machine="../../../elsewhere")):
@@ -166,7 +166,7 @@ def test_session_row_cannot_make_the_server_open_a_host_directory(
     with scene.hub(scene.writer) as hub:
         with hub.session("begun-elsewhere", workspace=tmp_path) as session:
             session.say("user", "hello")
-        row = session.row
+        row = session.internals.row
         assert hub.workspaces.table.get(row.branch) is None
         taken = client.ask("POST", f"/sessions/{row.id}/commits", {"message": "two"})
         assert (taken.status, taken.kind) == (403, "other_host")
@@ -193,7 +193,7 @@ def test_a_session_in_a_directory_of_the_server_stays_as_it_is(
     ):
         session.commit("one")
     with scene.hub(scene.writer) as hub:
-        row = hub.session_manager.table.get(session.id)
+        row = hub.internals.session_manager.table.get(session.id)
         for change in ({"profile": "worker"}, {"path": "/"}, {"host": "other"}, {"branch": "x"}):
             bad = msgspec.structs.replace(row, version=0, **change)
             with pytest.raises(Refused) as caught:
@@ -267,7 +267,7 @@ def test_raw_rows_that_need_an_admin_are_refused_for_a_writer(scene: Scene) -> N
             with pytest.raises(Refused):
                 hub.catalog.put_row(kind, "x", b"")
         with pytest.raises(Refused):
-            hub.catalog.erase_events(session.row.timeline, [1])
+            hub.catalog.erase_events(session.internals.row.timeline, [1])
         with pytest.raises(Refused):
             hub.catalog.trim_ops(1)
         hub.remove("held")

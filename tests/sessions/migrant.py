@@ -98,7 +98,7 @@ def go_back(hub: Hub) -> dict[str, Any]:
     """To the commit that was made by hand, and what of it does not come back."""
     with hub.session("s") as s:
         found = seen(s)
-        begun = next(one.oid for one in hub.log(s.row.branch) if one.message == "begun")
+        begun = next(one.oid for one in hub.log(s.internals.row.branch) if one.message == "begun")
         left = s.restore(begun).files.losses
         return {**found, "left": [[loss.path, loss.what] for loss in left]}
 
@@ -121,7 +121,7 @@ def write(hub: Hub) -> dict[str, Any]:
 def reflog(hub: Hub) -> dict[str, Any]:
     """The files of commits that only the reflog has."""
     with hub.session("s") as s:
-        found, branch = seen(s), s.row.branch
+        found, branch = seen(s), s.internals.row.branch
         oids = [op.new for op in hub.catalog.ops(f"branch:{branch}") if op.new]
         names = [
             sorted(change.path for change in hub.diff(oids[0].hex(), oid.hex())) for oid in oids

@@ -253,7 +253,9 @@ def test_fork_made_on_another_host_keeps_its_own_files(host: Open) -> None:
         kid.run("echo kid > file")
         kid.pause()
         s.run("echo second > file")
-    assert [two.workspaces.table.need(each.row.branch).left.keys() for each in (s, kid)] == [
+    assert [
+        two.workspaces.table.need(each.internals.row.branch).left.keys() for each in (s, kid)
+    ] == [
         {one.store.host},
         set(),
     ]

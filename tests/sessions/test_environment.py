@@ -327,9 +327,9 @@ class TestSession:
         with pytest.raises(Invalid):
             hub.session("bad", environment="sometimes")  # type: ignore[arg-type]
         with hub.session("never") as s:
-            assert s.profile.environment == "ends"
+            assert s.internals.profile.environment == "ends"
         with hub.session("long", profile="worker") as s:
-            assert s.profile.environment == "commit"
+            assert s.internals.profile.environment == "commit"
 
     def test_environment_policy_commit_records_changes_at_each_commit(
         self, hub: Hub, work: Path

@@ -64,7 +64,7 @@ def test_value_that_is_not_json_is_refused_and_nothing_is_recorded(hub: Hub, val
     with hub.session("s") as s:
         s.say("user", "before")
         asked = s.ask("what?")
-        tip = s.state.core.events
+        tip = s.internals.state.core.events
         verbs: list[Callable[[], object]] = [
             lambda: s.say("user", value),
             lambda: s.say("user", "x", extra_part=value),
@@ -75,11 +75,11 @@ def test_value_that_is_not_json_is_refused_and_nothing_is_recorded(hub: Hub, val
             with pytest.raises(Invalid) as caught:
                 verb()
             assert caught.value.kind in ("not_json", "payload_too_large")
-        assert s.state.core.events == tip
+        assert s.internals.state.core.events == tip
         assert [m.content for m in s.messages()] == ["before"]
         assert s.act(lambda: value) is value  # an action may return anything: it is shown as text
         s.say("user", "after")
-    assert hub.audit(s.id).events == hub.get(s.id).state.core.events
+    assert hub.audit(s.id).events == hub.get(s.id).internals.state.core.events
 
 
 @pytest.mark.parametrize("value", BAD.values(), ids=BAD.keys())
@@ -198,7 +198,7 @@ class TestClock:
         with open_hub(store, clock=clock) as one, open_hub(store, clock=clock) as two:
             s = one.session("s")
             clock.advance(-5 * HOUR)
-            s.parts.held_lease.renew_if_due()
+            s.internals.held_lease.renew_if_due()
             clock.advance(31 * 10**9)
             two.session("s").say("user", "taken over")
             with pytest.raises(Refused):
@@ -362,7 +362,7 @@ class TestWeakSpots:
             ws.commit("by hand")
         (said,) = hub.get(s.id).conversation.comments()
         assert not said.waiting
-        assert said.seq <= hub.get(s.id).event_log.base.seq
+        assert said.seq <= hub.get(s.id).internals.event_log.base.seq
 
     def test_archive_includes_waiting_comments(self, hub: Hub) -> None:
         with hub.session("s") as s:

@@ -179,7 +179,7 @@ def test_a_killed_hub_leaves_nothing_of_its_forks(live: Session, tmp_path: Path)
     hub_of(live).close()
     program = f"""
 import os, signal, ortet
-hub = ortet.open({str(live.store.root)!r})
+hub = ortet.open({str(live.internals.store.root)!r})
 kernel = hub.session("live").kernel()
 forks = kernel.fork(3)
 forks[0].run("open('lost', 'w').write('x')")
@@ -188,7 +188,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     done = forked.run([sys.executable, "-c", program], cwd=tmp_path, check=False)
     assert done.returncode == -signal.SIGKILL
-    with ortet.open(live.store.root) as hub:
+    with ortet.open(live.internals.store.root) as hub:
         again = hub.session("live")
         assert "lost" not in again.run("ls").stdout
         home = Path(hub.root)

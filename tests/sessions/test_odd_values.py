@@ -87,8 +87,8 @@ VALUES: dict[str, Callable[[Hub, Session], Any]] = {
     "storage": lambda _, s: s.external.browser(storage="a\0b"),
     "only": lambda _, s: s.restore("HEAD", only=[["mind"]]),  # type: ignore[list-item]
     "rewind": lambda _, s: s.rewind(2**70),
-    "carry": lambda hub, _: hub.from_carry(5),  # type: ignore[arg-type]
-    "checkpoint": lambda hub, _: hub.from_checkpoint("\ud800"),
+    "carry": lambda hub, _: hub.transfer.from_carry(5),  # type: ignore[arg-type]
+    "checkpoint": lambda hub, _: hub.transfer.from_checkpoint("\ud800"),
     "session": lambda hub, _: hub.session(5),  # type: ignore[arg-type]
     "agent": lambda hub, _: hub.session("x", agent=5),  # type: ignore[arg-type]
     "parent": lambda hub, _: hub.session("x", parent=5),  # type: ignore[arg-type]
@@ -141,7 +141,7 @@ class TestOneDeed:
 
         def again() -> str:
             with pytest.raises(Conflict) as refused:  # both have seen that it failed
-                second.parts.pipeline.effects._begin(
+                second.internals.pipeline.effects._begin(
                     action, said, why="", before=before, version=version, approve=None
                 )
             assert refused.value.kind == "in_flight"
@@ -149,7 +149,7 @@ class TestOneDeed:
             return "paid"
 
         action, said = _described(again)
-        before, version = second.parts.pipeline.effects.find_previous(action)
+        before, version = second.internals.pipeline.effects.find_previous(action)
         assert first.act(again, key="invoice-1", replay="once", name="pay") == "paid"
         assert second.act(again, key="invoice-1", replay="once", name="pay") == "paid"
         assert done == ["first"]
@@ -201,7 +201,7 @@ class TestOneDeed:
             made = list(pool.map(lambda _: (both.wait(), s.carry())[1], range(8)))
         s.pause()
         for carried in set(made):
-            hub.from_carry(carried).parts.lifecycle.release()
+            hub.transfer.from_carry(carried).internals.lifecycle.release()
 
     def test_timeline_scoped_key_is_known_only_in_its_own_history(self, hub: Hub) -> None:
         s = hub.session("a")

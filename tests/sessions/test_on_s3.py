@@ -80,7 +80,7 @@ def test_local_commit_is_readable_elsewhere_only_after_its_upload(
         proxy.always = takes_nothing
         commit = s.commit("while the bucket is ill")
         assert hub.objects.queued().objects > 0
-        for ref in (commit.oid, s.row.branch):  # the head is there, and not what it names
+        for ref in (commit.oid, s.internals.row.branch):  # the head is there, and not what it names
             with pytest.raises(Unavailable) as caught:
                 other.restore(ref, to=tmp_path / "early")
             assert caught.value.kind == "not_uploaded_yet"

@@ -13,7 +13,7 @@ from ortet.sessions.table import TimelinePaths
 
 
 def _one_by_one(hub: ortet.Hub) -> list[list[object]]:
-    minds = hub.session_manager
+    minds = hub.internals.session_manager
     return [
         list(
             EventLog(
@@ -26,7 +26,8 @@ def _one_by_one(hub: ortet.Hub) -> list[list[object]]:
 
 def _at_once(hub: ortet.Hub, paths: TimelinePaths) -> list[list[object]]:
     return [
-        list(found) for found in paths.to_ends([row.timeline for row in hub.session_manager.all()])
+        list(found)
+        for found in paths.to_ends([row.timeline for row in hub.internals.session_manager.all()])
     ]
 
 

@@ -39,16 +39,13 @@ FLAT = (
 
 READER = (
     "accounting actions agent artifact_store artifacts briefing carry checkpoint context "
-    "conversation effects environment event_log events external facts goal handover head id "
-    "internals is_replaying log memory messages name recall records row state status step steps "
-    "store"
+    "conversation effects environment events external facts goal handover head id internals log "
+    "memory messages name recall records status step steps"
 )
 WRITER = (
-    "act adopt advance answer archive artifact ask attach_files budget close "
-    "close_dangling_effects commit compact decide diff drain_inbox drop forget fork has_workspace "
-    "is_open kernel land learn lesson machine merge milestone note parts path pause plan programs "
-    "publish record redo restore restored rewind run say say_all shell spawn spend start_replay "
-    "swarm think undo whatif"
+    "act adopt advance answer archive artifact ask budget close commit compact decide diff drop "
+    "forget fork kernel land learn lesson machine merge milestone note path pause plan programs "
+    "record redo restore rewind run say say_all shell spawn spend swarm think undo whatif"
 )
 
 

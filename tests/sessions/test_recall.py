@@ -130,9 +130,9 @@ class TestWhatIsFound:
         talk(hub)
         with hub.session("s") as s:
             head = s.commit()
-            before = s.state.core.events
+            before = s.internals.state.core.events
             s.recall("sardines")
-            assert s.state.core.events == before
+            assert s.internals.state.core.events == before
             assert s.commit().oid == head.oid
 
 

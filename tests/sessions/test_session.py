@@ -25,7 +25,7 @@ from ortet.testing.clock import ManualClock
 def check_chain(hub: Hub, session: str) -> int:
     view = hub.get(session)
     chain = EventChain(hub.objects.hasher, os.urandom)
-    return chain.check(Tip(), view.event_log.rows()).seq
+    return chain.check(Tip(), view.internals.event_log.rows()).seq
 
 
 class TestMind:
@@ -158,7 +158,7 @@ class TestLife:
     def test_agents_have_names_of_their_own(self, hub: Hub) -> None:
         a, b = hub.session("s", agent="one"), hub.session("s", agent="two")
         assert a.id != b.id
-        assert a.row.branch != b.row.branch
+        assert a.internals.row.branch != b.internals.row.branch
 
 
 class TestWriters:
@@ -370,7 +370,7 @@ class TestCommits:
             for number in range(10):
                 s.say("user", f"m{number}")
                 s.commit()
-            line = s.row.timeline
+            line = s.internals.row.timeline
         with open_hub(store) as hub:
             hub.catalog.trim_events(line, 8)
             with hub.session("s") as s:

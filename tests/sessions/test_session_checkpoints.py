@@ -69,7 +69,7 @@ def test_session_made_from_a_checkpoint_has_the_same_state(
         assert record.resume_point.step == record.current_step == 1
         assert hub.get(s.id).checkpoint().session_id == s.id
     target = other if elsewhere else hub
-    with target.from_checkpoint(record.to_json(), name="again") as t:
+    with target.transfer.from_checkpoint(record.to_json(), name="again") as t:
         assert (t.name, t.agent, t.goal, t.status) == ("again", "default", s.goal, "active")
         assert told(t.checkpoint()) == told(record)
         assert [m.content for m in t.messages()] == [m.content for m in s.messages()]
@@ -93,7 +93,7 @@ def test_checkpoint_carries_the_compaction_summary(hub: Hub, other: Hub) -> None
         s.compact(2, lambda _: "they counted")
         record = s.checkpoint()
         context = [(m.role, m.content) for m in s.context()]
-    with other.from_checkpoint(record) as t:
+    with other.transfer.from_checkpoint(record) as t:
         assert t.name == "s"
         found = [(m.role, m.content) for m in t.context()]
         assert sorted(found) == sorted(context)
@@ -117,7 +117,7 @@ s.act(lambda: os.kill(os.getpid(), signal.SIGKILL), name="pay", key="k", replay=
             record = s.checkpoint()
         (effect,) = record.resume_point.unsettled
         assert (effect.name, effect.why) == ("pay", "due")
-        with (other if elsewhere else hub).from_checkpoint(record, name="t") as t:
+        with (other if elsewhere else hub).transfer.from_checkpoint(record, name="t") as t:
             done: list[int] = []
             with pytest.raises(Unsettled if elsewhere else Conflict):
                 t.act(lambda: done.append(1), name="pay", key="k", replay="once")
@@ -132,12 +132,12 @@ def test_from_checkpoint_refuses_a_taken_or_invalid_name(hub: Hub) -> None:
     with hub.session("s") as s:
         record = s.checkpoint()
     with pytest.raises(Conflict) as caught:
-        hub.from_checkpoint(record)
+        hub.transfer.from_checkpoint(record)
     assert caught.value.kind == "name_taken"
-    with hub.from_checkpoint(record, agent="helper") as t:
+    with hub.transfer.from_checkpoint(record, agent="helper") as t:
         assert (t.name, t.agent) == ("s", "helper")
     with pytest.raises(Invalid):
-        hub.from_checkpoint(record, name="../x")
+        hub.transfer.from_checkpoint(record, name="../x")
 
 
 def test_bad_checkpoint_is_refused_and_makes_no_session(hub: Hub) -> None:
@@ -154,7 +154,7 @@ def test_bad_checkpoint_is_refused_and_makes_no_session(hub: Hub) -> None:
         msgspec.structs.replace(record, name=""),
     ):
         with pytest.raises(Invalid):
-            hub.from_checkpoint(wrong)  # type: ignore[arg-type]
+            hub.transfer.from_checkpoint(wrong)  # type: ignore[arg-type]
     assert [row.id for row in hub.sessions()] == before
 
 
@@ -163,7 +163,7 @@ def test_a_call_in_flight_is_closed_at_the_next_open(hub: Hub, other: Hub) -> No
     with hub.session("s") as s:
         s.say("assistant", None, tool_calls=calls)
         record = s.checkpoint()
-    with other.from_checkpoint(record) as t:
+    with other.transfer.from_checkpoint(record) as t:
         assert len(t.messages()) == 1
     with other.session("s") as t:
         assert t.messages()[-1].extra["synthetic"] is True
@@ -173,11 +173,11 @@ def test_checkpoint_keeps_spent_amounts_and_limits(hub: Hub, other: Hub) -> None
     with hub.session("s", budget={"usd": 5, "soft": {"usd": 4}}) as s:
         s.spend(usd=3)
         record = s.checkpoint()
-    with hub.from_checkpoint(record, name="t") as t:
+    with hub.transfer.from_checkpoint(record, name="t") as t:
         assert (t.accounting.spent(), t.accounting.budget_left()) == ({"usd": 3}, {"usd": 2})
         t.spend(usd=1)
     assert hub.get(s.id).accounting.budget_left() == {"usd": 1}  # one family, one budget
-    with other.from_checkpoint(record) as t:
+    with other.transfer.from_checkpoint(record) as t:
         assert (t.accounting.limits(), t.accounting.spent(), t.accounting.budget_left()) == (
             {"usd": 5},
             {"usd": 3},
@@ -192,11 +192,11 @@ def test_artifacts_keep_their_content_where_it_is(hub: Hub, other: Hub) -> None:
     with hub.session("s") as s:
         s.artifact("report.md", data=b"all is well", kind="report")
         record = s.checkpoint()
-    with hub.from_checkpoint(record, name="t") as t:
+    with hub.transfer.from_checkpoint(record, name="t") as t:
         assert t.artifact_store.artifact_data("report.md") == b"all is well"
         t.commit()
     hub.verify()
-    with other.from_checkpoint(record) as t:
+    with other.transfer.from_checkpoint(record) as t:
         assert [artifact.name for artifact in t.artifacts()] == ["report.md"]
         with pytest.raises(OrtetError):
             t.artifact_store.artifact_data("report.md")
@@ -218,9 +218,12 @@ def test_checkpoint_carries_note_expiry_and_pending_approvals(hub: Hub, other: H
         record = s.checkpoint()
         assert list(record.expires) == ["short"]
         assert [asked.id for asked in record.approvals] == [caught.value.details["id"]]
-    with other.from_checkpoint(record.to_json()) as t:
+    with other.transfer.from_checkpoint(record.to_json()) as t:
         assert t.conversation.notes() == {"short": 1, "long": 2}
-        assert {note.key: note.expires for note in t.state.notes} == {**record.expires, "long": 0}
+        assert {note.key: note.expires for note in t.internals.state.notes} == {
+            **record.expires,
+            "long": 0,
+        }
         (asked,) = t.actions.approvals()
         with pytest.raises(Refused):
             pay(t)

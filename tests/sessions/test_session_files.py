@@ -40,7 +40,7 @@ class TestMindOnly:
             assert third.parents == [first.oid]
             s.restore(second.oid)
             assert said(s) == ["one", "two"]
-            s.restore(f"{s.row.branch}@{{3}}")
+            s.restore(f"{s.internals.row.branch}@{{3}}")
             assert said(s) == ["one", "two", "not committed"]
 
     def test_a_restored_session_goes_on_at_the_next_open(self, store: Path) -> None:

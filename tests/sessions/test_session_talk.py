@@ -93,7 +93,7 @@ class TestCompact:
                 s.say("user", f"m{number}")
 
             def durable() -> list[Any]:
-                core = s.state.core
+                core = s.internals.state.core
                 return [
                     (
                         core.goal,
@@ -253,13 +253,13 @@ class TestLast:
                 s.say("user", f"m{number}")
         view = hub.get(s.id)
         read = list[tuple[int, int | None]]()
-        events = view.internals.events
+        events = view.internals.context.events
 
         def watched(after: int = 0, upto: int | None = None) -> Iterator[Event]:
             read.append((after, upto))
             return events(after, upto)
 
-        view.internals.events = watched  # type: ignore[method-assign]
+        view.internals.context.events = watched  # type: ignore[method-assign]
         assert view.messages(last=1)[0].content == "m2999"
         assert len(read) == 1
         assert read[0][0] > 2900
@@ -296,7 +296,7 @@ class TestBriefing:
         self, store: Path
     ) -> None:
         code = """
-s.parts.pipeline.add("goal", {"text": "make the suite green"})
+s.internals.pipeline.add("goal", {"text": "make the suite green"})
 s.plan(["reproduce", "fix", "verify"]); s.advance()
 s.say("user", "the login test fails")
 try:

@@ -46,7 +46,7 @@ def test_a_removed_session_is_gone_on_every_host(
         assert [m.content for m in hub.get("kept").messages()] == ["stays"]
     with psycopg.connect(shared().url()) as connection:
         row = connection.execute(
-            f'SELECT count(*) FROM "{schema}".timelines WHERE id = %s', (s.row.timeline,)
+            f'SELECT count(*) FROM "{schema}".timelines WHERE id = %s', (s.internals.row.timeline,)
         ).fetchone()
     assert row == (0,)
     one.verify()
@@ -72,11 +72,11 @@ def test_carry_signed_on_one_host_is_accepted_on_another(host: OpenAs) -> None:
     with host("one").session("s") as s:
         s.say("user", "hello")
         text = s.carry()
-    with host("two").from_carry(text) as s:
+    with host("two").transfer.from_carry(text) as s:
         assert [m.content for m in s.messages()] == ["hello"]
     changed = text.replace(text[40], "A" if text[40] != "A" else "B", 1)
     with pytest.raises((Invalid, Refused)):
-        host("two").from_carry(changed)
+        host("two").transfer.from_carry(changed)
 
 
 def test_pushed_session_keeps_its_erased_events_erased(host: OpenAs, tmp_path: Path) -> None:

@@ -86,11 +86,11 @@ class TestCommittedByOthers:
         a.say("user", "after the restore")
         a.learn("y", scope="agent")
         a.commit()
-        timeline = a.row.timeline
+        timeline = a.internals.row.timeline
         (work / "a.txt").write_text("two")
         outside.files.branch.refresh_head()
         outside.commit("by hand")
-        assert hub.session_manager.table.get(a.id).timeline == timeline
+        assert hub.internals.session_manager.table.get(a.id).timeline == timeline
         said = [message.content for message in hub.get("a").messages()]
         assert said == ["one", "after the restore"]
 
@@ -102,7 +102,7 @@ class TestCommittedByOthers:
         outside = opened().workspace(work, engine="folder")
         with hub.session("a", scopes=["project:p"]) as a, hub.session("b") as b:
             outside.commit("by hand")
-            row = hub.session_manager.table.get(a.id)
+            row = hub.internals.session_manager.table.get(a.id)
             assert (row.status, row.scopes) == ("active", ["project:p"])
             a.say("user", "two")
             a.commit()

@@ -105,9 +105,9 @@ def test_erasing_a_session_erases_its_commands(hub: Hub, work: Path) -> None:
 def test_effect_rows_of_earlier_releases_have_an_empty_command(hub: Hub, work: Path) -> None:
     with hub.session("s", workspace=work) as s:
         s.run("echo one")
-    (deed,) = effect_rows(hub.catalog, s.row.family)
+    (deed,) = effect_rows(hub.catalog, s.internals.row.family)
     old = msgspec.structs.replace(deed, effect=msgspec.structs.replace(deed.effect, command=""))
     assert b"command" not in encode(old)
-    hub.catalog.put_row(f"deed/{s.row.family}", deed.effect.id, encode(old))
+    hub.catalog.put_row(f"deed/{s.internals.row.family}", deed.effect.id, encode(old))
     assert told_commands(hub, s.id) == [""]
     assert "`run`" in hub.get(s.id).briefing().markdown

@@ -166,8 +166,8 @@ VERBS: dict[str, tuple[Verb, Wrong]] = {
     "turn": (lambda h, x: h.hub.turn(x, "hi"), (*TEXT, None)),
     "turn role": (lambda h, x: h.hub.turn("t", "hi", role=x), (*TEXT, None)),
     "turn reply": (lambda h, x: h.hub.turn("t", "hi", reply=x), CALL),
-    "from_carry": (lambda h, x: h.hub.from_carry(x), (*TEXT, None)),
-    "from_checkpoint": (lambda h, x: h.hub.from_checkpoint(x), (5, None, THING, [], b"x")),
+    "from_carry": (lambda h, x: h.hub.transfer.from_carry(x), (*TEXT, None)),
+    "from_checkpoint": (lambda h, x: h.hub.transfer.from_checkpoint(x), (5, None, THING, [], b"x")),
     # it answers for sessions
     "get": (lambda h, x: h.hub.get(x), WHICH),
     "is_open": (lambda h, x: h.hub.is_open(x), WHICH),

@@ -152,7 +152,7 @@ def test_attempts_run_on_nodes_that_have_what_they_need(hub: Hub, tmp_path: Path
     assert (work / "answer").read_text() == "2\n"
     assert sorted(fact.text for fact in session.facts()) == [f"learned by {i}" for i in range(3)]
     assert [row.name for row in hub.sessions()] == ["far"]
-    assert [row.name for row in hub.workspaces.table.all()] == [session.row.branch]
+    assert [row.name for row in hub.workspaces.table.all()] == [session.internals.row.branch]
     assert {"running", "finished"} <= {one.state for one in shown}
     hub.verify()
     with pytest.raises(Refused, match="no node of the cluster has what"):

@@ -70,7 +70,7 @@ def test_files_are_tried_apart_and_adopted(hub: Hub, files: Session, work: Path)
     assert states(result) == ["done"] * 3, [one.error for one in result.attempts]
     assert sorted(path.name for path in work.iterdir()) == ["all", "mine-2"]
     assert (work / "all").read_text() == "2\n"
-    assert [row.name for row in hub.workspaces.table.all()] == [files.row.branch]
+    assert [row.name for row in hub.workspaces.table.all()] == [files.internals.row.branch]
     assert list((hub.root / "local/machines").iterdir()) == [
         hub.root / "local/machines" / files.machine.row.machine
     ]

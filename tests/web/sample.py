@@ -67,7 +67,9 @@ def make_sample(place: Path) -> Sample:
             s.note("branch", "fix/lexer")
             away = s.commit("a wrong turn")
             s.restore(second.oid)
-            s.store.refs.create("green", s.store.refs.resolve(second.oid), kind="tag")
+            s.internals.store.refs.create(
+                "green", s.internals.store.refs.resolve(second.oid), kind="tag"
+            )
             (work / "wrong.py").unlink()
             s.say("user", "better")
             fork = s.fork(1, machine=False)[0]

@@ -211,7 +211,7 @@ class TestOthers:
         from ortet.hub import branches
 
         ws.commit("first")
-        branches.rename(opened().session_manager, "proj", "renamed")
+        branches.rename(opened().internals.session_manager, "proj", "renamed")
         (work / "b").touch()
         for _ in range(2):
             with pytest.raises(NotFound, match="open the directory again"):

@@ -33,7 +33,7 @@ class Follower:
 
     def first(self, limit: int | None, kinds: Sequence[str]) -> list[Event]:
         """Return the existing events, or the last `limit` of them."""
-        line = self._view.event_log
+        line = self._view.internals.event_log
         if limit is not None and not kinds:
             found = [*line.newest(limit), *self._inbox_events()][-limit:]
             self._last_seq = line.tip().seq
@@ -52,7 +52,7 @@ class Follower:
         return [event for event in self._new_events() if not kinds or event.kind in kinds]
 
     def _new_events(self) -> Iterator[Event]:
-        for event in self._view.event_log.events(self._last_seq):
+        for event in self._view.internals.event_log.events(self._last_seq):
             self._last_seq = event.seq
             yield event
         yield from self._inbox_events()
@@ -78,8 +78,8 @@ class Follower:
     def _switch_timeline(self) -> None:
         from ortet.journal.event_log import last_shared_seq
 
-        before = self._view.event_log.timeline_spans()
+        before = self._view.internals.event_log.timeline_spans()
         self._view = self._hub.get(self._id)
         self._last_seq = min(
-            self._last_seq, last_shared_seq(before, self._view.event_log.timeline_spans())
+            self._last_seq, last_shared_seq(before, self._view.internals.event_log.timeline_spans())
         )

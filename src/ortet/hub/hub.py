@@ -47,17 +47,14 @@ if TYPE_CHECKING:
     from ortet.hub.transfer import Transfer, TransferReport
     from ortet.journal.events import Event
     from ortet.journal.replay.run_diff import RunDiff
-    from ortet.journal.reports.checkpoint import AgentCheckpoint
-    from ortet.journal.state.records import Approval, Episode, Message
+    from ortet.journal.state.records import Approval, Message
     from ortet.memory.base import IndexFactory
     from ortet.memory.embedders.base import Embedder
-    from ortet.memory.extraction.facts import Extractor
     from ortet.objects.gc.sweep import SweepReport
     from ortet.objects.gc.verify import VerifyReport
     from ortet.sessions.actions.bill import Bill, GroupBy, Since
+    from ortet.sessions.context import SessionServices
     from ortet.sessions.manager import SessionManager, SwarmRunner
-    from ortet.sessions.memory.consolidate import ConsolidationReport
-    from ortet.sessions.memory.report import MemoryDiff
     from ortet.sessions.profiles import ProbePolicy
     from ortet.sessions.reader import SessionReader
     from ortet.sessions.results import ArchiveRecord, RecallResult
@@ -87,6 +84,69 @@ class HubOptions(msgspec.Struct, frozen=True):
     embedder: Embedder | str | None = None
     index_factory: IndexFactory | None = None
     replay_request: ReplayRequest | None = None
+
+
+class HubInternals:
+    """What other packages of ortet use of an open hub.
+
+    Programs of users must not use it: it changes without notice.
+    """
+
+    def __init__(self, hub: Hub, options: HubOptions) -> None:
+        self._hub = hub
+        self._options = options
+
+    @cached_property
+    def session_manager(self) -> SessionManager:
+        """Opens and finds sessions. A command about files alone does not load it."""
+        from ortet.sessions.manager import SessionManager
+
+        hub, options = self._hub, self._options
+        return SessionManager(
+            hub.store,
+            hub.workspaces,
+            swarms=options.swarms,
+            hub=hub,
+            embedder=options.embedder,
+            index_factory=options.index_factory,
+            replay_request=options.replay_request,
+        )
+
+    @property
+    def services(self) -> SessionServices:
+        """Return the services that all sessions of the store share."""
+        return self.session_manager.services
+
+    @property
+    def has_session_manager(self) -> bool:
+        """True if the session manager was used since the hub was opened."""
+        return "session_manager" in self.__dict__
+
+    def open_branch_session(self, branch: str) -> Session | None:
+        """Open the session that works on a branch, or return None if it is closed or missing."""
+        hub = self._hub
+        if hub.store.catalog.row("session-branch", branch) is None:
+            return None
+        row = self.session_manager.table.find_by_branch(branch)
+        if row is None or row.status in ("closed", "archived"):
+            return None
+        return hub.session(row.name, agent=row.agent)
+
+    def pause_open_sessions(self, keep_open: Session | None = None) -> None:
+        """Pause every session that is open in this hub, so that other processes can open them.
+
+        The hub stays open.
+
+        Args:
+            keep_open: A session that is not paused.
+        """
+        if self.has_session_manager:
+            self.session_manager.pause_all(keep_open)
+
+    @property
+    def has_open_sessions(self) -> bool:
+        """True if this hub has at least one session open."""
+        return self.has_session_manager and self.session_manager.has_open
 
 
 class Hub:
@@ -149,8 +209,8 @@ class Hub:
             last.callback(store.cache.close)
             last.callback(self._close_objects)
             last.callback(self.workspaces.close)
-            if self._has_session_manager:
-                last.callback(self.session_manager.close)
+            if self.internals.has_session_manager:
+                last.callback(self.internals.session_manager.close)
             for call in self.close_callbacks:
                 last.callback(call)
 
@@ -160,30 +220,15 @@ class Hub:
         with suppress(Refused, Unavailable):
             self.store.objects.close()
 
+    @cached_property
+    def internals(self) -> HubInternals:
+        """Return the parts that other packages of ortet use. They are not public."""
+        return HubInternals(self, self._options)
+
     # sessions
 
-    @cached_property
-    def session_manager(self) -> SessionManager:
-        """Opens and finds sessions. A command about files alone does not load it."""
-        from ortet.sessions.manager import SessionManager
-
-        options = self._options
-        return SessionManager(
-            self.store,
-            self.workspaces,
-            swarms=options.swarms,
-            hub=self,
-            embedder=options.embedder,
-            index_factory=options.index_factory,
-            replay_request=options.replay_request,
-        )
-
-    @property
-    def _has_session_manager(self) -> bool:
-        return "session_manager" in self.__dict__
-
     def _find_participant(self, branch: str) -> CommitParticipant:
-        return self.session_manager.detached_participant(branch)
+        return self.internals.session_manager.detached_participant(branch)
 
     def session(
         self,
@@ -254,7 +299,7 @@ class Hub:
         optional(DICT, budget=budget, limits=limits)
         optional(TEXT, profile=profile, handover=handover, network=network)
         held = None if limits is None else dict(limits)
-        sessions = self.session_manager
+        sessions = self.internals.session_manager
         place = self._files_location(workspace, files, engine, limits=held, network=network)
         works_for = "" if parent in (None, "") else sessions.table.resolve(parent)
         chosen = (durability, commit, profile, works_for, replay, handover, environment)
@@ -288,7 +333,7 @@ class Hub:
 
     def sessions(self) -> list[SessionRow]:
         """Return the rows of all sessions, oldest first."""
-        return self.session_manager.all()
+        return self.internals.session_manager.all()
 
     def get(self, session: str) -> SessionReader:
         """Return a read-only view of a session. It needs no lease.
@@ -299,7 +344,7 @@ class Hub:
         Raises:
             NotFound: If there is no such session.
         """
-        sessions = self.session_manager
+        sessions = self.internals.session_manager
         return sessions.get(sessions.table.resolve(session))
 
     @property
@@ -312,35 +357,10 @@ class Hub:
         """Runs swarms and reads those that were run before."""
         return self._options.swarms
 
-    def open_branch_session(self, branch: str) -> Session | None:
-        """Open the session that works on a branch, or return None if it is closed or missing."""
-        if self.store.catalog.row("session-branch", branch) is None:
-            return None
-        row = self.session_manager.table.find_by_branch(branch)
-        if row is None or row.status in ("closed", "archived"):
-            return None
-        return self.session(row.name, agent=row.agent)
-
-    def pause_open_sessions(self, keep_open: Session | None = None) -> None:
-        """Pause every session that is open in this hub, so that other processes can open them.
-
-        The hub stays open.
-
-        Args:
-            keep_open: A session that is not paused.
-        """
-        if self._has_session_manager:
-            self.session_manager.pause_all(keep_open)
-
-    @property
-    def has_open_sessions(self) -> bool:
-        """True if this hub has at least one session open."""
-        return self._has_session_manager and self.session_manager.has_open
-
     def is_open(self, session: str) -> bool:
         """Return True if a live process on any host has the session with this id open."""
         check_text(session=session)
-        return self.session_manager.is_leased(session)
+        return self.internals.session_manager.is_leased(session)
 
     # workspaces
 
@@ -490,10 +510,11 @@ class Hub:
     # memory of all sessions
 
     @cached_property
-    def _memory(self) -> MemoryQueries:
+    def memory(self) -> MemoryQueries:
+        """Recall, episodes, consolidation and comparison of the memories of all sessions."""
         from ortet.hub.memory_queries import MemoryQueries
 
-        return MemoryQueries(self.session_manager)
+        return MemoryQueries(self.internals.session_manager)
 
     def recall(
         self,
@@ -528,7 +549,7 @@ class Hub:
 
         `Session.recall` searches one open session.
         """
-        return self._memory.recall(
+        return self.memory.recall(
             query,
             k,
             agent=agent,
@@ -541,70 +562,13 @@ class Hub:
             explain=explain,
         )
 
-    def episodes(
-        self,
-        *,
-        agent: str | None = None,
-        session: str | None = None,
-        since: Moment | None = None,
-        until: Moment | None = None,
-        outcome: str | None = None,
-    ) -> list[Episode]:
-        """Return the episodes of all sessions, oldest first.
-
-        Args:
-            agent: Only episodes of this agent.
-            session: Only episodes of this session: an id, a name, or agent/name.
-            since: Only episodes from this time on.
-            until: Only episodes up to this time.
-            outcome: Only episodes with this outcome.
-        """
-        return self._memory.episodes(
-            agent=agent, session=session, since=since, until=until, outcome=outcome
-        )
-
-    def consolidate(
-        self, agent: str = "default", *, extractor: Extractor | None = None, dry_run: bool = False
-    ) -> ConsolidationReport:
-        """Extract facts from the episodes of an agent and add them to shared memory.
-
-        Each fact records the event that it comes from. Facts of a session that has a user scope go
-        to that user's scope. All others go to the agent's scope. A fact that is already known, or
-        was retracted since, is linked and not added. Episodes that an extractor has processed are
-        not processed again.
-
-        Args:
-            agent: The agent.
-            extractor: A callable with a `name`. The default is the rule-based `RuleExtractor`.
-            dry_run: Only report the facts that would be added.
-
-        Raises:
-            Invalid: kind "no_name", if the extractor has no name.
-        """
-        return self._memory.consolidate(agent, extractor=extractor, dry_run=dry_run)
-
-    def memory_diff(self, old: Ref, new: Ref) -> MemoryDiff:
-        """Compare the facts of two commits or branches, and list the episodes between them.
-
-        Args:
-            old: A branch, tag, commit id or its prefix.
-            new: The ref that is compared with `old`.
-
-        Returns:
-            The facts that were learned, changed and forgotten, and the episodes.
-
-        Raises:
-            NotFound: If a ref does not exist.
-        """
-        return self._memory.memory_diff(old, new)
-
     # sessions without their lease
 
     @cached_property
     def _inbox(self) -> InboxApi:
         from ortet.hub.inbox_api import InboxApi
 
-        return InboxApi(self.session_manager)
+        return InboxApi(self.internals.session_manager)
 
     def comment(self, session: str | SessionReader, text: str, *, by: str = "") -> Event:
         """Send a comment to a session, also while another process writes to it.
@@ -730,38 +694,8 @@ class Hub:
             Refused: kind "lease_held", if another process has the session open.
         """
         optional(CALLABLE, reply=reply)
-        return self.session_manager.turn(session, message, role=role, agent=agent, reply=reply)
-
-    def from_carry(self, text: str) -> Session:
-        """Open the session that a carry token describes. `Session.carry` makes the token.
-
-        Args:
-            text: The carry token.
-
-        Raises:
-            Refused: kind "bad_carry", if the token was changed.
-            Conflict: kind "stale_carry", if the store has newer events.
-            Unsupported: kind "newer_carry", if a later release made the token.
-        """
-        return self.session_manager.from_carry(text)
-
-    def from_checkpoint(
-        self, checkpoint: AgentCheckpoint | str | bytes, *, name: str = "", agent: str = ""
-    ) -> Session:
-        """Create a session with the state of a checkpoint, and open it.
-
-        Effects that were executed once are not executed again, here or in another store. Unsettled
-        effects stay unsettled.
-
-        Args:
-            checkpoint: The checkpoint, or its JSON text.
-            name: Name of the new session. The default is the name in the checkpoint.
-            agent: Agent of the new session. The default is the agent in the checkpoint.
-
-        Raises:
-            Invalid: kind "bad_checkpoint". The message names the wrong field. Nothing is created.
-        """
-        return self.session_manager.from_checkpoint(checkpoint, name, agent)
+        sessions = self.internals.session_manager
+        return sessions.turn(session, message, role=role, agent=agent, reply=reply)
 
     # maintenance and transfer
 
@@ -770,14 +704,14 @@ class Hub:
         """Verification, garbage collection and clean-up of the store."""
         from ortet.hub.maintenance import Maintenance
 
-        return Maintenance(self.workspaces, lambda: self.session_manager)
+        return Maintenance(self.workspaces, lambda: self.internals.session_manager)
 
     @cached_property
     def transfer(self) -> Transfer:
         """Copies of branches and tags to and from other stores and bundles."""
         from ortet.hub.transfer import Transfer
 
-        return Transfer(self.store, lambda: self.session_manager)
+        return Transfer(self.store, lambda: self.internals.session_manager)
 
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
         """Recompute every hash, follow every reference and check every event chain.
@@ -930,7 +864,7 @@ class Hub:
         """Audit, erasure, archives, retention, holds and data sets."""
         from ortet.hub.governance.service import Governance
 
-        return Governance(self.session_manager)
+        return Governance(self.internals.session_manager)
 
     def audit(self, session: str | SessionReader) -> AuditReport:
         """Check the whole hash chain of a session, and list who did what, when and why.

@@ -146,8 +146,19 @@ class MemoryQueries:
         chosen = extractor if extractor is not None else RuleExtractor()
         return consolidate(self._sessions.services, check_agent(agent), chosen, dry_run=dry_run)
 
-    def memory_diff(self, old: Ref, new: Ref) -> MemoryDiff:
-        """Compare the facts of two commits or branches, and list the episodes between them."""
+    def diff(self, old: Ref, new: Ref) -> MemoryDiff:
+        """Compare the facts of two commits or branches, and list the episodes between them.
+
+        Args:
+            old: A branch, tag, commit id or its prefix.
+            new: The ref that is compared with `old`.
+
+        Returns:
+            The facts that were learned, changed and forgotten, and the episodes.
+
+        Raises:
+            NotFound: If a ref does not exist.
+        """
         from ortet.sessions.memory.report import memory_diff
 
         refs = self._sessions.store.refs

@@ -27,7 +27,9 @@ from ortet.store.sweep_retry import run_with_sweep_retry
 
 if TYPE_CHECKING:
     from ortet.history.transfer.bundle import BundleReport
+    from ortet.journal.reports.checkpoint import AgentCheckpoint
     from ortet.sessions.manager import SessionManager
+    from ortet.sessions.session import Session
 
 AdoptErasures = Callable[[BundleImport, str], list[RowChange]]
 """Returns rows that record the erasures of the store that objects come from."""
@@ -576,6 +578,39 @@ class Transfer:
             fast_forward_only=True,
             progress=progress,
         )
+
+    # session state without its objects
+
+    def from_carry(self, text: str) -> Session:
+        """Open the session that a carry token describes. `Session.carry` makes the token.
+
+        Args:
+            text: The carry token.
+
+        Raises:
+            Refused: kind "bad_carry", if the token was changed.
+            Conflict: kind "stale_carry", if the store has newer events.
+            Unsupported: kind "newer_carry", if a later release made the token.
+        """
+        return self._sessions().from_carry(text)
+
+    def from_checkpoint(
+        self, checkpoint: AgentCheckpoint | str | bytes, *, name: str = "", agent: str = ""
+    ) -> Session:
+        """Create a session with the state of a checkpoint, and open it.
+
+        Effects that were executed once are not executed again, here or in another store. Unsettled
+        effects stay unsettled.
+
+        Args:
+            checkpoint: The checkpoint, or its JSON text.
+            name: Name of the new session. The default is the name in the checkpoint.
+            agent: Agent of the new session. The default is the agent in the checkpoint.
+
+        Raises:
+            Invalid: kind "bad_checkpoint". The message names the wrong field. Nothing is created.
+        """
+        return self._sessions().from_checkpoint(checkpoint, name, agent)
 
 
 def _check_refs(

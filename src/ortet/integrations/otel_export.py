@@ -86,7 +86,7 @@ class _SpanBuilder:
         self._turn: OtelSpan | None = None
         self._open_tools: dict[str, OtelSpan] = {}  # by tool call id, or by effect id
         self._last_request_ns = self._last_event_ns = 0
-        self._created = view.row.created
+        self._created = view.internals.row.created
         self._root = self._span(
             "root",
             "",

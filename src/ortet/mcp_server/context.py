@@ -171,7 +171,7 @@ class McpContext:
         try:
             yield self._open_with_retry(hub)
         finally:
-            hub.pause_open_sessions()
+            hub.internals.pause_open_sessions()
 
     def _open_or_create_hub(self) -> Hub:
         with suppress(NotFound):

@@ -84,7 +84,7 @@ def _prompt(session: Session, hook: HookPayload) -> str:
 
 
 def _tool(session: Session, hook: HookPayload) -> str:
-    name, id_ = hook.tool_name or "tool", hook.tool_use_id or session.store.new_id()
+    name, id_ = hook.tool_name or "tool", hook.tool_use_id or session.internals.store.new_id()
     for thought in reasoning(hook.transcript_path, id_):
         session.think(cut_middle(thought, _MAX_TEXT_CHARACTERS))
     failed = hook.error is not None

@@ -114,7 +114,7 @@ def recorded_event_info(session: Session, event: Event) -> EventInfo:
 
     Such an event does not carry its timeline; only events that were read from the journal do.
     """
-    return msgspec.structs.replace(event_of(event), timeline=session.row.timeline)
+    return msgspec.structs.replace(event_of(event), timeline=session.internals.row.timeline)
 
 
 def change_of(change: TreeChange, objects: ObjectStore, *, patch: bool = False) -> ChangeInfo:

@@ -157,7 +157,7 @@ class SessionManager:
                     location=location,
                     options=options,
                 )
-                session.parts.environment.probe_on_open()
+                session.internals.environment.probe_on_open()
                 return session
             except Conflict as error:
                 row = self.table.find(agent, name)
@@ -176,10 +176,10 @@ class SessionManager:
             shared = row.scopes if options.scopes is None else list(options.scopes)
             row = msgspec.structs.replace(row, profile=profile.name, scopes=shared)
             session = self.resume(row, lease, profile)
-            session.parts.lifecycle.activate(alive)
+            session.internals.lifecycle.activate(alive)
             if goal and goal != session.goal:
-                session.parts.pipeline.add("goal", {"text": goal})
-            session.parts.environment.probe_on_open()
+                session.internals.pipeline.add("goal", {"text": goal})
+            session.internals.environment.probe_on_open()
         return session
 
     def _replay(
@@ -190,7 +190,7 @@ class SessionManager:
         with self._lease_while_opening(row) if live else nullcontext() as lease:
             row = self.table.get(row.id)
             session = self.resume(row, lease, profile)
-            session.start_replay(live=live, report=report)
+            session.internals.start_replay(live=live, report=report)
         return session
 
     def turn(
@@ -216,7 +216,7 @@ class SessionManager:
             return [Message(e.seq, e.data["role"], e.data["content"], e.time) for e in said]
 
     def from_carry(self, text: str) -> Session:
-        """Open the session of a carry token; see `Hub.from_carry`."""
+        """Open the session of a carry token; see `Transfer.from_carry`."""
         from ortet.sessions.portable.carry_token import check_fresh, read_carry
 
         record = read_carry(self.store, text)
@@ -230,7 +230,7 @@ class SessionManager:
         check_fresh(self.services.read(record.session), record)
         session = self.open(record.name, agent=record.agent)
         try:
-            check_fresh(session.internals, record)
+            check_fresh(session.internals.context, record)
         except BaseException:
             session.pause()
             raise
@@ -239,7 +239,10 @@ class SessionManager:
     def from_checkpoint(
         self, checkpoint: AgentCheckpoint | str | bytes, name: str, agent: str
     ) -> Session:
-        """Create a session from a checkpoint, in one transaction; see `Hub.from_checkpoint`."""
+        """Create a session from a checkpoint in one transaction.
+
+        See `Transfer.from_checkpoint`.
+        """
         from ortet.sessions.portable.checkpoint import from_checkpoint
 
         return from_checkpoint(self.services, self.create, checkpoint, name, agent)
@@ -279,12 +282,12 @@ class SessionManager:
         """Release the lease of a session and forget the handle."""
         if session in self._open:
             self._open.remove(session)
-        self._lease_renewer.remove(session.parts.held_lease)
+        self._lease_renewer.remove(session.internals.held_lease)
         try:
-            session.parts.held_lease.release()
+            session.internals.held_lease.release()
         # for example a full disk: the lease expires, or this process takes it again
         except OrtetError:
-            self._unreleased_owners.add(session.parts.held_lease.lease.owner)
+            self._unreleased_owners.add(session.internals.held_lease.lease.owner)
 
     @contextmanager
     def _lease_while_opening(self, row: SessionRow) -> Iterator[Lease]:
@@ -294,8 +297,8 @@ class SessionManager:
             yield lease
         except BaseException:
             for session in self._open:
-                if session.parts.held_lease.lease.owner == lease.owner:
-                    session.parts.lifecycle.abandon()
+                if session.internals.held_lease.lease.owner == lease.owner:
+                    session.internals.lifecycle.abandon()
                     break
             else:
                 with suppress(OrtetError):
@@ -318,7 +321,7 @@ class SessionManager:
             row = self.table.get(row.id)  # the row may have changed before the lease was ours
             check_fits(row, location, options.parent)
             session = self.resume(row, lease, options.resolve_profile(row.profile))
-            session.drain_inbox()
+            session.internals.drain_inbox()
         return session
 
     def is_leased(self, id_: str) -> bool:
@@ -339,7 +342,7 @@ class SessionManager:
         try:
             yield session
         finally:
-            session.parts.lifecycle.release()
+            session.internals.lifecycle.release()
 
     # create and load
 

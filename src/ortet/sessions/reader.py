@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ortet.history.commits import CommitInfo
 from ortet.journal.conversation.context import ModelContext
 from ortet.journal.conversation.text import TokenCounter, estimate_tokens
@@ -29,7 +31,7 @@ from ortet.journal.state.state import SessionState
 from ortet.sessions.actions.accounting import Accounting
 from ortet.sessions.actions.artifact_store import ArtifactStore
 from ortet.sessions.actions.session_actions import SessionActions
-from ortet.sessions.context import SessionContext
+from ortet.sessions.context import SessionContext, SessionServices
 from ortet.sessions.conversation import Conversation
 from ortet.sessions.environment.environments import recorded_environments
 from ortet.sessions.environment.outside import ExternalState
@@ -42,6 +44,48 @@ if TYPE_CHECKING:
     from ortet.sessions.environment.handover import Handover
     from ortet.sessions.results import RecallResult
     from ortet.store.context import StoreContext
+
+
+class ReaderInternals(msgspec.Struct, frozen=True):
+    """What other packages of ortet use of a session that is opened for reading.
+
+    Programs of users must not use it: it changes without notice.
+
+    Attributes:
+        context: The mutable state of the handle, which its facets share.
+    """
+
+    context: SessionContext
+
+    @property
+    def row(self) -> SessionRow:
+        """Return the catalog row of the session."""
+        return self.context.row
+
+    @property
+    def event_log(self) -> EventLog:
+        """Return the event log of the session."""
+        return self.context.event_log
+
+    @property
+    def state(self) -> SessionState:
+        """Return the state that the events add up to. Only events change it."""
+        return self.context.state
+
+    @property
+    def store(self) -> StoreContext:
+        """Return the services of the store that the session is in."""
+        return self.context.store
+
+    @property
+    def services(self) -> SessionServices:
+        """Return the services that all sessions of the store share."""
+        return self.context.services
+
+    @property
+    def is_replaying(self) -> bool:
+        """True if the session replays recorded events."""
+        return self.context.is_replaying
 
 
 class SessionReader:
@@ -127,35 +171,10 @@ class SessionReader:
         """Return the number of the current step, from 0."""
         return self._context.state.core.step
 
-    @property
-    def row(self) -> SessionRow:
-        """Return the catalog row of the session."""
-        return self._context.row
-
-    @property
-    def event_log(self) -> EventLog:
-        """Return the event log of the session."""
-        return self._context.event_log
-
-    @property
-    def store(self) -> StoreContext:
-        """Return the services of the store that the session is in."""
-        return self._context.store
-
-    @property
-    def state(self) -> SessionState:
-        """Return the state that the events add up to. Only events change it."""
-        return self._context.state
-
-    @property
-    def internals(self) -> SessionContext:
-        """Return the context that the facets share. It is no part of the public interface."""
-        return self._context
-
-    @property
-    def is_replaying(self) -> bool:
-        """True if this session replays recorded events."""
-        return self._context.is_replaying
+    @cached_property
+    def internals(self) -> ReaderInternals:
+        """Return the parts that other packages of ortet use. They are not public."""
+        return ReaderInternals(self._context)
 
     # events and reports
 
@@ -306,7 +325,10 @@ class SessionReader:
         return checkpoint_of(self._context)
 
     def carry(self) -> str:
-        """Return the session state as signed text for a client. `hub.from_carry` opens it."""
+        """Return the session state as signed text for a client.
+
+        `hub.transfer.from_carry` opens it.
+        """
         from ortet.sessions.portable.carry_token import carry
 
         return carry(self._context)

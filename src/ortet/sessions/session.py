@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol, TypeVar, overload
 
 from msgspec import UNSET, UnsetType
 
@@ -47,7 +47,7 @@ from ortet.sessions.machine.programs import SessionPrograms
 from ortet.sessions.machine.session_files import SessionFiles
 from ortet.sessions.memory.session_memory import SessionMemory
 from ortet.sessions.profiles import Profile
-from ortet.sessions.reader import SessionReader
+from ortet.sessions.reader import ReaderInternals, SessionReader
 from ortet.sessions.results import RecallHit
 from ortet.sessions.table import CLOSED, PAUSED
 from ortet.sessions.times import Moment
@@ -72,7 +72,6 @@ if TYPE_CHECKING:
     from ortet.sessions.actions.actions import KeyScope, Replay
     from ortet.sessions.context import SessionServices
     from ortet.sessions.history.merge import MergeInput, SessionMergeResult
-    from ortet.sessions.history.replay import SessionReplay
     from ortet.sessions.machine.kernels import SessionKernel
     from ortet.sessions.results import ArchiveRecord
     from ortet.sessions.swarm_api import (
@@ -134,10 +133,21 @@ class SessionOwner(Protocol):
     def free_branch(self, name: str) -> str: ...
 
 
-class SessionParts(NamedTuple):
-    """The parts of an open session that other packages of ortet call."""
+class SessionInternals(ReaderInternals, frozen=True):
+    """What other packages of ortet use of an open session.
 
-    context: SessionContext
+    Programs of users must not use it: it changes without notice.
+
+    Attributes:
+        profile: The policies of the session.
+        manager: The session manager that opened the session.
+        pipeline: The writing side: writer, lease, effects, budget and commit policy.
+        navigation: Commits, restores and moves to other commits.
+        lifecycle: Status changes, and the release of the lease.
+        files: The workspace of the session, opened at first use.
+        environment: The recorded environment of the workspace.
+    """
+
     profile: Profile
     manager: SessionOwner
     pipeline: VerbPipeline
@@ -148,11 +158,43 @@ class SessionParts(NamedTuple):
 
     @property
     def held_lease(self) -> WriterLease:
+        """Return the lease with which the session writes."""
         return self.pipeline.held_lease
+
+    @property
+    def is_open(self) -> bool:
+        """True until the lease is released."""
+        return not self.pipeline.held_lease.is_released
 
     def fork_parent(self) -> ForkParent:
         """Return the session as the parent of forks."""
         return ForkParent(self.context, self.profile, self.held_lease, self.files)
+
+    def has_workspace(self) -> bool:
+        """Return True if the session has files. Opens them."""
+        return self.files.workspace() is not None
+
+    def attach_files(self, files: Workspace) -> None:
+        """Use `files` as the workspace of the session. They are committed and restored with it."""
+        self.files.attach(files)
+
+    def drain_inbox(self) -> None:
+        """Append the entries that other processes left in the inbox to the journal."""
+        self.pipeline.drain_inbox()
+
+    def publish(self) -> None:
+        """Publish committed facts to the shared memory scopes."""
+        self.navigation.publish()
+
+    def close_dangling_effects(self) -> None:
+        """Record an outcome for each action that has an intent but no outcome."""
+        self.pipeline.effects.close_dangling()
+
+    def start_replay(self, *, live: bool, report: Path | None = None) -> None:
+        """Replay the events from the first one on; see `SessionReplay`."""
+        from ortet.sessions.history.replay import SessionReplay
+
+        SessionReplay(self.navigation, self.lifecycle, live=live, report=report)
 
 
 class Session(SessionReader):
@@ -175,8 +217,7 @@ class Session(SessionReader):
     ) -> None:
         super().__init__(context)
         self._manager = manager
-        self.profile = profile
-        self._replay: SessionReplay | None = None
+        self._profile = profile
         store, row = context.store, context.row
         self._pipeline = VerbPipeline(
             context,
@@ -242,7 +283,7 @@ class Session(SessionReader):
 
     def _count_uncommitted_events(self) -> None:
         """Count the events that an earlier process left uncommitted."""
-        writer, policy = self._pipeline.writer, self.profile.commit
+        writer, policy = self._pipeline.writer, self._profile.commit
         if writer.tip.seq <= writer.event_log.base.seq:
             return
         news = (e for e in uncommitted_events(writer.event_log) if not is_bookkeeping_event(e))
@@ -265,12 +306,26 @@ class Session(SessionReader):
         events = self._pipeline.writer.tip.seq
         return f"<Session {self.name!r} of {self.agent}, {self.status}, {events} events>"
 
+    @cached_property
+    def internals(self) -> SessionInternals:
+        """Return the parts that other packages of ortet use. They are not public."""
+        return SessionInternals(
+            self._context,
+            self._profile,
+            self._manager,
+            self._pipeline,
+            self._navigation,
+            self._lifecycle,
+            self._files,
+            self._environment,
+        )
+
     # facets
 
     @cached_property
     def conversation(self) -> Conversation:
         """Messages, plan, questions, decisions, notes and custom records."""
-        return Conversation(self._context, self._pipeline, note_ttl=self.profile.note_ttl)
+        return Conversation(self._context, self._pipeline, note_ttl=self._profile.note_ttl)
 
     @cached_property
     def memory(self) -> SessionMemory:
@@ -919,9 +974,9 @@ class Session(SessionReader):
             if point is None or not navigation.is_unchanged(point):
                 point = from_hex(self.commit("fork point").oid)
             pipeline.budget.return_unspent()  # so that the forks can use what was reserved
-            forks = fork(self._manager, self.parts.fork_parent(), point, n)
+            forks = fork(self._manager, self.internals.fork_parent(), point, n)
         for one in forks:
-            one.parts.environment.inherit_variables(self._environment)
+            one.internals.environment.inherit_variables(self._environment)
         return forks
 
     def swarm(
@@ -1050,9 +1105,9 @@ class Session(SessionReader):
         """
         from ortet.sessions.history.whatif import whatif
 
-        parent = self.parts.fork_parent()
+        parent = self.internals.fork_parent()
         if self._context.is_replaying:
-            parent = ForkParent(self._context.services.read(self.id), self.profile)
+            parent = ForkParent(self._context.services.read(self.id), self._profile)
         else:
             self._pipeline.check_open()
             self._context.flush()
@@ -1078,7 +1133,7 @@ class Session(SessionReader):
             Corrupt: the profile says `audit` and the event chain is damaged. The status does not
                 change.
         """
-        if self.profile.audit and not self._pipeline.held_lease.is_released:
+        if self._profile.audit and not self._pipeline.held_lease.is_released:
             self._context.flush()
             self._context.services.hub.audit(self.id)
         self._lifecycle.end(CLOSED, why)
@@ -1102,55 +1157,3 @@ class Session(SessionReader):
         """
         self.pause(why)
         return self._context.services.hub.archive(self.id, why)
-
-    # for other packages of ortet
-
-    @property
-    def is_open(self) -> bool:
-        """True until the lease is released."""
-        return not self._pipeline.held_lease.is_released
-
-    def has_workspace(self) -> bool:
-        """Return True if the session has files. Opens them."""
-        return self._files.workspace() is not None
-
-    @cached_property
-    def parts(self) -> SessionParts:
-        """The internal parts. They are no part of the public interface."""
-        return SessionParts(
-            self._context,
-            self.profile,
-            self._manager,
-            self._pipeline,
-            self._navigation,
-            self._lifecycle,
-            self._files,
-            self._environment,
-        )
-
-    def start_replay(self, *, live: bool, report: Path | None = None) -> None:
-        """Replay the events from the first one on; see `SessionReplay`."""
-        from ortet.sessions.history.replay import SessionReplay
-
-        self._replay = SessionReplay(self._navigation, self._lifecycle, live=live, report=report)
-
-    @property
-    def restored(self) -> RestoreResult | None:
-        """Return what the replay restored when it went live, otherwise None."""
-        return self._replay.restored if self._replay is not None else None
-
-    def attach_files(self, files: Workspace) -> None:
-        """Use `files` as the workspace of this session. They are committed and restored with it."""
-        self._files.attach(files)
-
-    def drain_inbox(self) -> None:
-        """Append the entries that other processes left in the inbox to the journal."""
-        self._pipeline.drain_inbox()
-
-    def publish(self) -> None:
-        """Publish committed facts to the shared memory scopes."""
-        self._navigation.publish()
-
-    def close_dangling_effects(self) -> None:
-        """Record an outcome for each action that has an intent but no outcome."""
-        self._pipeline.effects.close_dangling()

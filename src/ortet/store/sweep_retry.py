@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 from ortet._util.log import get_logger
 from ortet.errors import Conflict, Refused, Unavailable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ortet.store.lease import HeldLease
 
 T = TypeVar("T")
-Verb = TypeVar("Verb", bound=Callable[..., Any])
+P = ParamSpec("P")
 
 _SWEEP_LEASE = "sweep"
 _TRIES = 20
@@ -91,17 +91,27 @@ def _exclusive_sweep(store: StoreContext) -> Iterator[HeldLease]:
         holding.release()
 
 
-def retry_on_sweep(verb: Verb) -> Verb:
-    """Decorate a method so that it is retried after a concurrent sweep.
+class HasStore(Protocol):
+    """An object that belongs to a store."""
 
-    The object of the method must have a `hub`.
+    @property
+    def store(self) -> StoreContext: ...
+
+
+H = TypeVar("H", bound=HasStore)
+
+
+def retry_on_sweep(verb: Callable[Concatenate[H, P], T]) -> Callable[Concatenate[H, P], T]:
+    """Decorate a method, or a function, so that it is retried after a concurrent sweep.
+
+    Its first argument must have a `store`.
     """
 
     @wraps(verb)
-    def again(whose: Any, *args: Any, **given: Any) -> Any:
-        return run_with_sweep_retry(whose.store, lambda: verb(whose, *args, **given))
+    def with_retry(owner: H, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return run_with_sweep_retry(owner.store, lambda: verb(owner, *args, **kwargs))
 
-    return cast("Verb", again)
+    return with_retry
 
 
 def run_with_sweep_retry(store: StoreContext, call: Callable[[], T]) -> T:

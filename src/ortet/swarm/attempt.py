@@ -83,11 +83,11 @@ def run_attempt(hub: Hub, job: AttemptJob, task: Any, score: Any) -> None:
             with suppress(OrtetError):
                 _commit(session, f"swarm {job.name}: attempt {job.i} failed")
     if session is not None:
-        head = hub.catalog.head(f"branch:{session.row.branch}")
+        head = hub.catalog.head(f"branch:{session.internals.row.branch}")
         row = replace(row, commit=head.oid.hex() if head else job.point)
     row = replace(row, seconds=time.monotonic() - began)
     with suppress(Conflict):
-        if session is None or session.parts.held_lease.is_released:
+        if session is None or session.internals.held_lease.is_released:
             book.write_attempt(row)
         else:
             pause_with(session, book.attempt_change(row))
@@ -109,7 +109,9 @@ def _fork(
         return [records.attempt_change(running), *share]
 
     named = NamedForks([job.tail], rows)
-    (session,) = fork_named(hub.session_manager, parent, Oid(bytes.fromhex(job.point)), named)
+    (session,) = fork_named(
+        hub.internals.session_manager, parent, Oid(bytes.fromhex(job.point)), named
+    )
     hub.store.notify(swarm_topic(job.session))
     return session, records.attempt(job.i)
 
@@ -172,7 +174,7 @@ def _check_score(value: Any, what: str) -> float:
 
 
 def _commit(session: Session, message: str) -> None:
-    if not session.parts.held_lease.is_released:
+    if not session.internals.held_lease.is_released:
         session.commit(message)
 
 

@@ -70,7 +70,7 @@ class LocalSwarms:
                 last.callback(crew.close)
                 row = self._create_swarm(session, plan, request, lease, crew)
                 return _SwarmRun(session, plan, row, lease).run(lambda: crew)
-            row = books.find_swarm(session.store.catalog, session.id, row.name) or row
+            row = books.find_swarm(session.internals.store.catalog, session.id, row.name) or row
             plan = _with_stored_commands(plan, row)
             return _SwarmRun(session, plan, row, lease).run(
                 lambda: self._start_workers(session, plan)
@@ -79,19 +79,19 @@ class LocalSwarms:
     def all(self, session: SessionReader) -> list[SwarmResult]:
         """Return all swarms of a session, oldest first."""
         rows = sorted(
-            books.list_swarms(session.store.catalog, session.id), key=lambda row: row.made
+            books.list_swarms(session.internals.store.catalog, session.id), key=lambda row: row.made
         )
         return [self._result(session, row) for row in rows]
 
     def get(self, session: SessionReader, name: str) -> SwarmResult:
         """Return one swarm of a session by name. Raise NotFound("no_swarm")."""
-        row = books.find_swarm(session.store.catalog, session.id, name)
+        row = books.find_swarm(session.internals.store.catalog, session.id, name)
         if row is None:
             raise _no_swarm(session, name)
         return self._result(session, row)
 
     def _result(self, session: SessionReader, row: SwarmRow) -> SwarmResult:
-        attempts = SwarmRecords(session.store.catalog, session.id, row.id).attempts()
+        attempts = SwarmRecords(session.internals.store.catalog, session.id, row.id).attempts()
         return swarm_result(row, attempts, session.name)
 
     def _find_existing(self, session: Session, plan: SwarmPlan) -> SwarmRow | None:
@@ -99,7 +99,11 @@ class LocalSwarms:
 
         Raise Conflict if the swarm was started with other parameters.
         """
-        row = books.find_swarm(session.store.catalog, session.id, plan.name) if plan.name else None
+        row = (
+            books.find_swarm(session.internals.store.catalog, session.id, plan.name)
+            if plan.name
+            else None
+        )
         if row is None and plan.task is None:
             raise _no_swarm(session, plan.name)
         given = row is not None and plan.task is not None
@@ -133,14 +137,16 @@ class LocalSwarms:
     ) -> SwarmRow:
         hub = hub_of(session)
         if plan.terms.budget:
-            session.parts.pipeline.budget.return_unspent()  # so that attempts can reserve it
-            check_share(hub.catalog, session.row, plan.terms.budget)
+            session.internals.pipeline.budget.return_unspent()  # so that attempts can reserve it
+            check_share(hub.catalog, session.internals.row, plan.terms.budget)
         if request.at is None:
             point = from_hex(session.commit("swarm point").oid)
         else:
-            point = hub.refs.resolve(request.at, default_branch=session.row.branch)
-        if session.row.has_files:
-            hub.store.image_oid(point, hub.workspaces.table.need(session.row.branch).empty_image)
+            point = hub.refs.resolve(request.at, default_branch=session.internals.row.branch)
+        if session.internals.row.has_files:
+            hub.store.image_oid(
+                point, hub.workspaces.table.need(session.internals.row.branch).empty_image
+            )
         workers.wait_ready()
         for number in range(1, _MAX_UNNAMED_SWARMS):
             name = plan.name or f"swarm-{number}"
@@ -176,7 +182,7 @@ class _SwarmRun:
         self._plan = plan
         self._row = row
         self._lease = lease
-        self._records = SwarmRecords(session.store.catalog, session.id, row.id)
+        self._records = SwarmRecords(session.internals.store.catalog, session.id, row.id)
 
     def run(self, start_workers: Callable[[], SwarmWorkerClient]) -> SwarmResult:
         if self._row.state == RUNNING:
@@ -278,7 +284,7 @@ def _driver_lease(session: Session) -> Iterator[Lease]:
     hub = hub_of(session)
     topic = f"swarm:{session.id}"
     try:
-        lease = acquire_lease(hub.catalog, topic, session.parts.manager.owner(), hub.store.host)
+        lease = acquire_lease(hub.catalog, topic, session.internals.manager.owner(), hub.store.host)
     except Refused as error:
         if error.kind != "lease_held":
             raise
@@ -311,22 +317,23 @@ def _with_stored_commands(plan: SwarmPlan, row: SwarmRow) -> SwarmPlan:
 
 def _shares_zygotes(session: Session, plan: SwarmPlan) -> bool:
     """Return True if attempts use overlay machines, whose zygote process can be shared."""
-    hub, files = hub_of(session), session.parts.files.workspace()
+    hub, files = hub_of(session), session.internals.files.workspace()
     if files is not None:
         return (files.row.forks or hub.workspaces.engines.strongest()) == "overlay"
     works = [work for work in (plan.task, plan.score) if work is not None and work.command]
     return (
         bool(works)
-        and hub.workspaces.resolve_files_and_engine(session.row.engine, "private")[1] == "overlay"
+        and hub.workspaces.resolve_files_and_engine(session.internals.row.engine, "private")[1]
+        == "overlay"
     )
 
 
 def _check_names(session: Session, name: str, n: int) -> None:
     """Raise a conflict if a fork already has the name of a planned attempt."""
-    hub, roll = hub_of(session), session.parts.manager.services.table
+    hub, roll = hub_of(session), session.internals.manager.services.table
     for i in range(n):
         tail = f"/{name}-{i}"
-        branch = check_ref_name(session.row.branch + tail)
+        branch = check_ref_name(session.internals.row.branch + tail)
         taken = hub.workspaces.table.get(branch) or hub.refs.get(branch)
         if taken or roll.is_taken(session.agent, session.name + tail):
             raise fork_taken(session.name + tail)

@@ -140,7 +140,7 @@ class SwarmScheduler:
         budget = self._row.terms.budget
         while todo and self._slots:
             if budget and not is_affordable(
-                self._hub.catalog, self._session.row, self._required_budget()
+                self._hub.catalog, self._session.internals.row, self._required_budget()
             ):
                 if self._running:
                     return  # running attempts will return what they do not spend
@@ -220,7 +220,7 @@ class SwarmScheduler:
             row = self._write(replace(row, seconds=seconds, **self._end_fields(live.why, ended)))
             self._seize_lease(row)
             if row.fork is not None and self._row.terms.budget:
-                return_reservation(self._hub.catalog, self._session.row, row.fork.id)
+                return_reservation(self._hub.catalog, self._session.internals.row, row.fork.id)
             if row.state == "waiting":
                 for fork in row.forks:
                     drop_fork(self._hub, fork.id, fork.branch)

@@ -194,4 +194,4 @@ def parse_query(page_request: PageRequest, query_type: type[_Ask]) -> _Ask:
 
 def session_frame(view: SessionReader) -> dict[str, Any]:
     """Return the template variables of the frame of a session's page."""
-    return {"row": view.row, "goal": view.goal}
+    return {"row": view.internals.row, "goal": view.goal}

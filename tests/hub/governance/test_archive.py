@@ -33,7 +33,7 @@ class TestArchive:
             assert hub.get(id_).status == "archived"
             assert len(archives(store)) == 1 and done.size == archives(store)[0].stat().st_size
             view = hub.get(id_)
-            assert len(hub.catalog.events(view.row.timeline)) == 1
+            assert len(hub.catalog.events(view.internals.row.timeline)) == 1
             assert [e.data for e in view.events()][: len(before)] == before
             hub.verify()
             hub.audit(id_)
@@ -226,9 +226,9 @@ class TestRetain:
             s.commit()
         (dry,) = hub.governance.retain(dry_run=True).deeds
         assert dry.what == "trim"
-        count = len(hub.catalog.events(s.row.timeline))
+        count = len(hub.catalog.events(s.internals.row.timeline))
         hub.governance.retain()
-        assert len(hub.catalog.events(s.row.timeline)) == count - dry.events
+        assert len(hub.catalog.events(s.internals.row.timeline)) == count - dry.events
         assert hub.governance.retain(dry_run=True).deeds == []
         assert len(hub.get(s.id).messages()) == 5
         hub.verify()
@@ -275,7 +275,7 @@ class TestRemove:
         with hub.session("s") as s:
             point = s.commit("one")
             (kid,) = s.fork(machine=False)
-        left = kid.row.timeline
+        left = kid.internals.row.timeline
         kid.say("user", "of the fork")
         kid.restore(point.oid)
         kid.pause()

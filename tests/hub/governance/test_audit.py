@@ -64,7 +64,7 @@ def test_audit_shows_the_text_of_commands_and_tool_calls(hub: Hub) -> None:
         s.say("assistant", [call])
         s.run("echo hi", why="to see")
         s.run(["echo", "there"])
-        led = explain_commit(hub.session_manager.services, from_hex(s.commit().oid))
+        led = explain_commit(hub.internals.services, from_hex(s.commit().oid))
     told = [line.what for line in hub.audit(s.id).lines]
     assert 'assistant: [calls Bash {"command":"ls"}]' in told
     assert [what.partition(": ")[2] for what in told if what.startswith("run (")] == [
@@ -86,7 +86,7 @@ def test_audit_passes_for_forks_and_for_trimmed_rows(hub: Hub) -> None:
         kid.say("user", "mine")
         kid.commit()
         kid.pause()
-    hub.catalog.trim_events(s.row.timeline, 5)
+    hub.catalog.trim_events(s.internals.row.timeline, 5)
     for id_ in (s.id, kid.id):
         hub.audit(id_)
     hub.verify()
@@ -132,7 +132,7 @@ def test_audit_detects_a_consistent_chain_that_differs_from_the_commit(store: Pa
             with hub.session(name) as s:
                 s.say("user", name)
                 s.commit()
-        first, second = (hub.get(row.id).row.timeline for row in hub.sessions())
+        first, second = (hub.get(row.id).internals.row.timeline for row in hub.sessions())
         ids = [row.id for row in hub.sessions()]
     db = apsw.Connection(str(store / "catalog.db"))
     db.execute("DELETE FROM events WHERE timeline = ?", (bytes.fromhex(first),))

@@ -59,7 +59,7 @@ class TestErase:
             id_ = fill(hub)
             with hub.session("s") as s:
                 s.commit()
-                hub.catalog.trim_events(s.row.timeline, 1000)
+                hub.catalog.trim_events(s.internals.row.timeline, 1000)
             hub.erase(id_, seqs=seqs_of(hub, id_))
             hub.verify()
         assert holds(store, SECRET) == []
@@ -237,7 +237,7 @@ class TestErase:
                 s.compact(keep_last=1)
                 s.commit()
                 assert SECRET in s.conversation.compactions()[0].summary
-            first = next(e.seq for e in s.event_log.events() if e.kind == "message")
+            first = next(e.seq for e in s.internals.event_log.events() if e.kind == "message")
             receipt = hub.erase(s.id, seqs=[first])
             kinds = sorted(event.kind for event in receipt.events)
             assert kinds == ["compaction", "episode", "episode", "message"]  # one is published
@@ -284,7 +284,7 @@ class TestErase:
 class TestTampering:
     def test_event_body_deleted_without_a_receipt_is_corrupt(self, hub: Hub) -> None:
         id_ = fill(hub)
-        hub.catalog.erase_events(hub.get(id_).row.timeline, [3])
+        hub.catalog.erase_events(hub.get(id_).internals.row.timeline, [3])
         for check in (hub.verify, lambda: hub.audit(id_)):
             with pytest.raises(Corrupt):
                 check()

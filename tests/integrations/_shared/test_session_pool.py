@@ -267,7 +267,7 @@ def test_forks_made_inside_a_block_can_be_opened_by_anyone(
 def test_a_lease_lost_between_two_writes_is_taken_again(lent: AdapterSessionPool, hub: Hub) -> None:
     with lent.writing("a") as session:
         session.say("user", "mine")
-        held = session.parts.held_lease.lease
+        held = session.internals.held_lease.lease
     hub.catalog.seize(held)  # as if its time had run out
     taken = hub.catalog.acquire(held.name, "somebody", 10**9)
     hub.catalog.release(taken)
@@ -283,7 +283,7 @@ def test_a_write_with_a_lease_seized_after_the_check_is_refused(
     for text in ("one", "two"):  # with the second it was looked up
         with lent.writing("a") as session:
             session.say("user", text)
-            held = session.parts.held_lease.lease
+            held = session.internals.held_lease.lease
     hub.catalog.seize(held)
     hub.catalog.release(hub.catalog.acquire(held.name, "somebody", 10**9))
     with pytest.raises(Refused) as refused, lent.writing("a") as session:
@@ -297,7 +297,7 @@ def test_a_write_with_a_lease_seized_after_the_check_is_refused(
 def test_a_lease_lost_inside_a_block_is_refused(lent: AdapterSessionPool, hub: Hub) -> None:
     with pytest.raises(Refused) as refused, lent.writing("a") as session:
         session.say("user", "mine")
-        held = session.parts.held_lease.lease
+        held = session.internals.held_lease.lease
         hub.catalog.seize(held)
         hub.catalog.release(hub.catalog.acquire(held.name, "somebody", 10**9))
         session.say("user", "too late")

@@ -444,7 +444,7 @@ def test_a_fork_goes_on_by_itself(hub: Hub) -> None:
 
     asyncio.run(through())
     view = hub.get(adk_session_name("app", "ann", "t"))
-    assert sum(event.timeline == view.row.timeline for event in view.events()) <= 4
+    assert sum(event.timeline == view.internals.row.timeline for event in view.events()) <= 4
 
 
 def test_a_closed_service_can_be_replaced_on_the_same_hub(hub: Hub) -> None:

@@ -103,7 +103,7 @@ def test_an_agent_continues_its_conversation_in_another_hub(hub: Hub, store: Pat
     roles = [message.role for message in view.messages()]
     assert roles == ["user", "assistant", "tool", "assistant"] * 2
     assert view.accounting.spent()["tokens"] == 60
-    assert not view.state.core.calling
+    assert not view.internals.state.core.calling
     with ortet.open(store) as other:  # another process would go on so
         client = Scripted(answer)
         again = Agent(client=client, tools=[look], context_providers=[OrtetHistoryProvider(other)])

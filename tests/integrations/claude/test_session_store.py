@@ -228,7 +228,7 @@ def test_a_fork_costs_the_same_however_long_the_transcript(
     append(store, key(), *lines)
     new = anyio.run(store.fork, SESSION)
     copy = hub.get(transcript_session_name(key(session=new)))
-    own = [event for event in copy.events() if event.timeline == copy.row.timeline]
+    own = [event for event in copy.events() if event.timeline == copy.internals.row.timeline]
     assert len(own) <= 3
     found = load(store, key(session=new))
     assert found == [{**line, "sessionId": new} for line in lines]

@@ -48,7 +48,7 @@ def values(saver: OrtetSaver, config: RunnableConfig) -> Any:
 
 def bodies(hub: Hub, name: str) -> int:
     """Bytes of all events."""
-    return sum(len(row.body) for row in hub.get(name).event_log.rows())
+    return sum(len(row.body) for row in hub.get(name).internals.event_log.rows())
 
 
 ODD: dict[str, Any] = {
@@ -225,7 +225,7 @@ def test_a_serializer_that_encrypts_is_asked_for_everything(hub: Hub) -> None:
     config = put(saver, of("t"), state)
     saver.put_writes(config, [("messages", [AIMessage("secret word", id="2")])], "task")
     assert values(OrtetSaver(hub, serde=serde), of("t")) == state
-    assert not any(b"secret word" in row.body for row in hub.get("t").event_log.rows())
+    assert not any(b"secret word" in row.body for row in hub.get("t").internals.event_log.rows())
 
 
 def test_an_older_release_left_sends_with_the_checkpoint_before(saver: OrtetSaver) -> None:

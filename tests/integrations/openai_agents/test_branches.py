@@ -48,7 +48,7 @@ def test_a_branch_goes_on_from_before_a_turn(hub: Hub) -> None:
     }
     assert [one["branch_id"] for one in told.values() if one["is_current"]] == ["main"]
     fork = hub.get(told["try again"]["session"])
-    assert fork.row.parent == hub.get("chat").id
+    assert fork.internals.row.parent == hub.get("chat").id
     assert [m.content for m in fork.messages() if m.role == "user"] == ["question 0", "another"]
 
 

@@ -145,7 +145,7 @@ def test_forked_histories_diverge(hub: Hub) -> None:
     other.run_sync(agent, "there")
     chat.run_sync(agent, "here")
     assert [len(one.load()) for one in (chat, other)] == [8, 8]
-    assert hub.get(other.name).row.parent == hub.get("chat").id
+    assert hub.get(other.name).internals.row.parent == hub.get("chat").id
 
 
 def test_unknown_parts_of_a_later_release_are_kept(hub: Hub) -> None:
@@ -210,7 +210,7 @@ def test_structured_output_and_a_run_that_fails(hub: Hub) -> None:
     assert isinstance(found[-1], ToolReturnPart)
     assert found[-1].content == LOST_RESULT_TEXT
     assert chat.run_sync(Agent(TestModel()), "and now?").output
-    assert not hub.get("other").state.core.calling
+    assert not hub.get("other").internals.state.core.calling
 
 
 def test_a_tool_call_cut_off_by_a_crash_is_answered_as_lost(hub: Hub, store: Path) -> None:

@@ -141,7 +141,7 @@ def test_a_rewind_in_the_transcript_becomes_a_branch(hub: Hub, tmp_path: Path) -
     assert left.name.startswith(f"{NAME}/left-")
     assert said(hub.get(NAME)) == ["first", "one", "second, better", "three"]
     assert said(hub.get(left.name)) == ["first", "one", "second, a mistake", "two"]
-    assert hub.get(left.name).row.parent == main.session
+    assert hub.get(left.name).internals.row.parent == main.session
     assert [one.added for one in taken(hub, claude, tmp_path)] == [0, 0]
     assert hub.get(NAME).accounting.spent()["output_tokens"] == 3 * 30
 

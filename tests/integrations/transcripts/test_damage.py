@@ -48,7 +48,9 @@ def kept(view: SessionReader) -> list[bytes]:
             data = event.data
             if spill.SPILL_KEY in data:
                 ((_, named),) = data[spill.SPILL_KEY]
-                found.append(load(view.store.objects, StoredContent(named["oid"], named["size"])))
+                found.append(
+                    load(view.internals.store.objects, StoredContent(named["oid"], named["size"]))
+                )
             elif "base64" in data:
                 found.append(base64.b64decode(data["base64"]))
             else:

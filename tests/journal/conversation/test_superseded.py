@@ -37,7 +37,7 @@ def test_span_operations_agree_with_sets_of_numbers(
 
 
 def aside(session: Session, **data: Any) -> None:
-    session.parts.pipeline.add("aside", data)
+    session.internals.pipeline.add("aside", data)
 
 
 def texts(found: Any) -> list[Any]:
@@ -100,7 +100,7 @@ def test_tool_calls_that_are_set_aside_wait_for_no_result(hub: Hub) -> None:
         call = {"id": "1", "name": "look", "args": {}}
         asked = s.say("assistant", "", tool_calls=[call])
         aside(s, out=[[asked.seq, asked.seq]])
-        s.parts.navigation.close_tool_calls()
+        s.internals.navigation.close_tool_calls()
         assert texts(s.messages()) == ["look"]
 
 

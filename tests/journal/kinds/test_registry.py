@@ -206,7 +206,7 @@ def test_a_new_kind_is_a_milestone_and_a_reason_of_the_commit(hub: Hub, risk: Ev
         record_risk(session)
         head = session.head
         assert head is not None and head.oid != base.oid
-        reasons = explain_commit(hub.session_manager.services, Oid(bytes.fromhex(head.oid))).reasons
+        reasons = explain_commit(hub.internals.services, Oid(bytes.fromhex(head.oid))).reasons
     assert [(reason.kind, reason.text) for reason in reasons] == [("risk", LINE)]
 
 

@@ -274,7 +274,7 @@ def test_a_conflict_of_files_changes_nothing(server: Server, work: Path, client:
         kid.commit("theirs")
         (work / "a.txt").write_text("ours\n")
         session.commit("ours")
-        path, other = f"/sessions/{session.id}", kid.row.branch
+        path, other = f"/sessions/{session.id}", kid.internals.row.branch
     head = etag(client, path)
     refused = client.ask("POST", f"{path}/merge", {"other": other})
     assert (refused.status, refused.kind) == (409, "merge_conflict")

@@ -23,11 +23,11 @@ OLD = Path(__file__).parents[2] / "format" / "stores" / "0.1.0.tar.xz"
 
 
 def pending_ids(hub: Hub) -> list[str]:
-    return [one.id for _, one in pending_approvals(hub.session_manager.services)]
+    return [one.id for _, one in pending_approvals(hub.internals.services)]
 
 
 def names(hub: Hub) -> list[str]:
-    return [row.name for row, _ in pending_approvals(hub.session_manager.services)]
+    return [row.name for row, _ in pending_approvals(hub.internals.services)]
 
 
 def by_reading(hub: Hub) -> list[str]:
@@ -77,7 +77,7 @@ def test_listing_approvals_loads_only_sessions_that_have_one(
     with hub.session("s") as s:
         s.actions.request_approval("sell the boat")
     read: list[str] = []
-    services = hub.session_manager.services
+    services = hub.internals.services
     get = services.state_of
 
     def counted(id_: str) -> SessionState:
@@ -93,7 +93,7 @@ def test_forks_inherit_pending_approvals(hub: Hub) -> None:
     with hub.session("s") as s:
         s.actions.request_approval("sell the boat")
         s.fork(2, machine=False)
-        hub.approve(s.id, pending_approvals(hub.session_manager.services)[0][1].id)
+        hub.approve(s.id, pending_approvals(hub.internals.services)[0][1].id)
         assert names(hub) == by_reading(hub) == ["s/1", "s/2"]
 
 
@@ -146,7 +146,7 @@ def test_pending_approvals_follow_a_merge_and_a_checkpoint(hub: Hub) -> None:
         s.merge(fork)
         assert names(hub) == by_reading(hub)
         record = fork.checkpoint()
-    with hub.from_checkpoint(record, name="moved"):
+    with hub.transfer.from_checkpoint(record, name="moved"):
         assert names(hub) == by_reading(hub)
         assert "moved" in names(hub)
 
@@ -203,7 +203,7 @@ def test_approval_requested_during_a_listing_is_not_lost(
 
         with monkeypatch.context() as patched:
             patched.setattr(approvals, "_open_approvals", late)
-            pending_approvals(hub.session_manager.services)
+            pending_approvals(hub.internals.services)
         assert names(hub) == ["s"]
 
 
@@ -219,12 +219,10 @@ def test_concurrent_approval_requests_and_listings_lose_none(tmp_path: Path) -> 
                 together.wait(WAIT)
                 for turn in range(5):
                     id_ = s.actions.request_approval(f"turn {turn}")
-                    assert id_ in [
-                        one.id for _, one in pending_approvals(own.session_manager.services)
-                    ]
+                    assert id_ in [one.id for _, one in pending_approvals(own.internals.services)]
                     own.approve(s.id, id_)
                     assert id_ not in [
-                        one.id for _, one in pending_approvals(own.session_manager.services)
+                        one.id for _, one in pending_approvals(own.internals.services)
                     ]
                 s.actions.request_approval("the last")
         except BaseException as error:

@@ -181,17 +181,17 @@ class TestRows:
     """What is reserved, where it is written, and when it is returned."""
 
     def purse(self, hub: Hub, s: Session) -> Reservation:
-        return levels(hub.catalog, s.row)[0].purse
+        return levels(hub.catalog, s.internals.row)[0].purse
 
     def test_levels_cannot_be_changed_in_place(self, hub: Hub) -> None:
         with hub.session("s") as s, pytest.raises(AttributeError):
-            levels(hub.catalog, s.row)[0].key = "x"  # type: ignore[misc]
+            levels(hub.catalog, s.internals.row)[0].key = "x"  # type: ignore[misc]
 
     def test_session_that_brings_spend_from_another_store_begins_with_new_rows(
         self, hub: Hub
     ) -> None:
         with hub.session("s") as s:
-            row, kind = s.row, kind_of(s.row.family)
+            row, kind = s.internals.row, kind_of(s.internals.row.family)
             assert initial_budget_rows(row, BudgetLimits(), "", {}) == []
             account = FamilyBudget(limits={"usd": 5.0}, granted={"usd": 2.0}, outer="f")
             assert initial_budget_rows(row, BudgetLimits({"usd": 5.0}), "f", {"usd": 2.0}) == [
@@ -238,7 +238,7 @@ class TestRows:
         assert self.purse(hub, one).granted == {"usd": 1.0}
         two.budget(usd=16)
         assert self.purse(hub, one).granted == {"usd": 0.1}
-        assert levels(hub.catalog, s.row)[0].account.granted == {"usd": 0.1}
+        assert levels(hub.catalog, s.internals.row)[0].account.granted == {"usd": 0.1}
 
     def test_spend_beyond_what_is_free_returns_what_closed_sessions_have_reserved(
         self, store: Path, clock: ManualClock
@@ -251,21 +251,21 @@ class TestRows:
         with open_hub(store, clock=clock) as hub, hub.session("s/2") as two:
             two.spend(usd=7.5)
             assert self.purse(hub, one).granted == {"usd": 0.1}
-            account = levels(hub.catalog, two.row)[0].account
+            account = levels(hub.catalog, two.internals.row)[0].account
             assert account.granted == {"usd": pytest.approx(7.6)}
         killed.close()
 
     def test_limit_of_a_child_leaves_the_limit_of_its_parent(self, hub: Hub) -> None:
         with hub.session("p", budget={"usd": 8}) as p, hub.session("c", parent=p.id) as c:
             c.budget(usd=2)
-            own, outer = levels(hub.catalog, c.row)
+            own, outer = levels(hub.catalog, c.internals.row)
             assert (own.account.limits, outer.account.limits) == ({"usd": 2.0}, {"usd": 8.0})
 
     def test_share_of_a_new_session_is_reserved_and_limits_what_is_left(self, hub: Hub) -> None:
         with hub.session("s", budget={"usd": 10}) as s:
             s.spend(usd=1)
             s.budget(usd=10)  # returns what is reserved
-            row = replace(s.row, id="0" * 32, name="kid")
+            row = replace(s.internals.row, id="0" * 32, name="kid")
             hub.catalog.move(
                 [], verb="x", rows=reserve_share(hub.catalog, row, {"usd": 4, "pages": 2})
             )
@@ -282,7 +282,7 @@ class TestRows:
         with hub.session("s", budget={"usd": 10, "pages": 9}) as s:
             s.spend(usd=1)
             s.budget(usd=10)
-            row = replace(s.row, id="0" * 32, name="kid")
+            row = replace(s.internals.row, id="0" * 32, name="kid")
             error = refused(reserve_share, hub.catalog, row, {"usd": 9.5, "pages": 9})
             assert error.details["left"] == {"usd": 9.0}
             assert "usd 9.5 of 9 left" in str(error)
@@ -305,7 +305,11 @@ class TestShares:
 
     def share(self, hub: Hub, s: Session, usd: float) -> Session:
         (kid,) = s.fork(1)
-        rows = [RowChange(kind_of(kid.row.family), kid.id, encode(Reservation(share={"usd": usd})))]
+        rows = [
+            RowChange(
+                kind_of(kid.internals.row.family), kid.id, encode(Reservation(share={"usd": usd}))
+            )
+        ]
         hub.catalog.move([], verb="x", rows=rows)
         return kid
 
@@ -474,10 +478,11 @@ class TestFamily:
             if event.kind == "spend"
         ]
         assert sum(recorded) == spent
-        (level,) = levels(hub.catalog, s.row)
+        (level,) = levels(hub.catalog, s.internals.row)
         assert level.account.granted["n"] == pytest.approx(spent)
         assert all(
-            purse.unspent("n") == 0 for _, purse in reservation_rows(hub.catalog, s.row.family)
+            purse.unspent("n") == 0
+            for _, purse in reservation_rows(hub.catalog, s.internals.row.family)
         )
 
     def test_concurrent_processes_never_exceed_the_budget_without_an_error(
@@ -494,7 +499,7 @@ class TestFamily:
             assert 60 - 4 <= spent <= 60 + 4
             assert sum(line.amounts["n"] for line in hub.bill()) == spent
             assert sum(line.spends for line in hub.bill()) == spent
-            (level,) = levels(hub.catalog, view.row)
+            (level,) = levels(hub.catalog, view.internals.row)
             assert level.account.granted["n"] == pytest.approx(spent)
             hub.verify()
 
@@ -535,7 +540,7 @@ class TestWorkers:
         assert boss.accounting.spent() == {"usd": 1, "tokens": 400}
         refused(child.spend, usd=1.5)
         assert boss.status == "active"
-        assert hub.get(child.id).row.parent == boss.id
+        assert hub.get(child.id).internals.row.parent == boss.id
 
     def test_child_session_cannot_spend_more_than_its_parent_has_left(self, hub: Hub) -> None:
         boss = hub.session("boss", budget={"usd": 5})

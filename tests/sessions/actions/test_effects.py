@@ -38,7 +38,7 @@ def begins(s: Any) -> list[Event]:
 
 
 def deed_of(hub: Hub, s: Session) -> EffectRow:
-    (deed,) = effect_rows(hub.catalog, s.row.family)
+    (deed,) = effect_rows(hub.catalog, s.internals.row.family)
     return deed
 
 
@@ -65,7 +65,7 @@ class TestRows:
             begun = s.actions.intend("fourth").effect
             first, second = (event.seq for event in begins(s)[:2])
             names = [
-                [effect.name for effect in effects_since(hub.catalog, s.row, seq)]
+                [effect.name for effect in effects_since(hub.catalog, s.internals.row, seq)]
                 for seq in (0, first - 1, first, second - 1, second, begun.begun)
             ]
             assert names == [
@@ -82,8 +82,8 @@ class TestRows:
             (fork,) = s.fork(1)
             s.act(int, name="mine")
             fork.act(int, name="theirs")
-            assert [e.name for e in effects_since(hub.catalog, s.row, 0)] == ["mine"]
-            assert [e.name for e in effects_since(hub.catalog, fork.row, 0)] == ["theirs"]
+            assert [e.name for e in effects_since(hub.catalog, s.internals.row, 0)] == ["mine"]
+            assert [e.name for e in effects_since(hub.catalog, fork.internals.row, 0)] == ["theirs"]
 
     def test_effects_carried_to_another_store_are_new_rows_of_the_new_family(
         self, hub: Hub
@@ -92,8 +92,8 @@ class TestRows:
             s.act(int, name="plain")
             s.act(int, name="keyed", key="k")
             s.act(int, name="local", key="k2", scope="timeline")
-            plain, keyed, local = effect_rows(hub.catalog, s.row.family)
-            kind, row = f"deed/{t.row.family}", t.row
+            plain, keyed, local = effect_rows(hub.catalog, s.internals.row.family)
+            kind, row = f"deed/{t.internals.row.family}", t.internals.row
             assert carried_effect_rows(row, [plain, keyed, local]) == [
                 RowChange(kind, plain.effect.id, encode(replace(plain, session=t.id)), expect=0),
                 RowChange(kind, keyed.effect.id, encode(replace(keyed, session=t.id)), expect=0),
@@ -198,11 +198,11 @@ class TestKeys:
 
     def again(self, s: Session) -> None:
         """Continue on a new timeline that goes on from here."""
-        before = s.row.timeline
+        before = s.internals.row.timeline
         point = s.commit("here").oid
         s.say("user", "a way that is left")
         s.restore(point)
-        assert s.row.timeline != before
+        assert s.internals.row.timeline != before
 
     def test_effect_is_done_once_on_its_own_timeline(self, s: Session) -> None:
         assert self.act(s, 1) == 1
@@ -269,7 +269,7 @@ class TestKeys:
 
     def test_effect_that_another_thread_declares_is_in_flight(self, hub: Hub, s: Session) -> None:
         begun = s.actions.intend("pay", key="k").effect
-        deeds = s.parts.pipeline.effects
+        deeds = s.internals.pipeline.effects
         for other in (get_ident() - 1, get_ident() + 1):
             deeds.in_progress[begun.id] = other
             with pytest.raises(Conflict) as caught:
@@ -293,26 +293,26 @@ class TestKeys:
         def add(*_: object, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr(s.parts.pipeline.writer, "add", add)
+        monkeypatch.setattr(s.internals.pipeline.writer, "add", add)
         with pytest.raises(type(error)) as caught:
-            s.parts.pipeline.effects.act(pytest.fail, ("it was done",), {}, key="k")
+            s.internals.pipeline.effects.act(pytest.fail, ("it was done",), {}, key="k")
         assert caught.value.kind == kind
-        assert s.parts.pipeline.effects.in_progress == {}
+        assert s.internals.pipeline.effects.in_progress == {}
         monkeypatch.undo()
 
     def test_current_action_is_the_innermost_of_this_thread(self, s: Session) -> None:
         found: list[str] = []
 
         def inner() -> None:
-            found.append(s.parts.pipeline.effects.current())
+            found.append(s.internals.pipeline.effects.current())
 
         def outer() -> None:
-            found.append(s.parts.pipeline.effects.current())
+            found.append(s.internals.pipeline.effects.current())
             s.act(inner)
-            found.append(s.parts.pipeline.effects.current())
+            found.append(s.internals.pipeline.effects.current())
 
         s.act(outer)
-        found.append(s.parts.pipeline.effects.current())
+        found.append(s.internals.pipeline.effects.current())
         one, two = (event.data["id"] for event in begins(s))
         assert found == [one, two, one, ""]
 

@@ -100,11 +100,11 @@ class TestCollaborate:
         self, s: Session, old: str, new: str | None
     ) -> None:
         s.external.collaborate("a", status=old)
-        before = s.event_log.tip()
+        before = s.internals.event_log.tip()
         with pytest.raises(Conflict) as error:
             s.external.collaborate("a", status=new, text="more")
         assert error.value.kind == "illegal_move" and error.value.details["status"] == old
-        assert s.event_log.tip() == before
+        assert s.internals.event_log.tip() == before
 
     @pytest.mark.parametrize(
         "bad",
@@ -402,7 +402,7 @@ class TestGoing:
 
     def test_erase_of_one_event_removes_only_its_collaboration(self, hub: Hub, s: Session) -> None:
         s.external.collaborate("a", text="one", effect=act(s, "push"))
-        gone = s.event_log.tip().seq
+        gone = s.internals.event_log.tip().seq
         s.external.collaborate("b", text="two")
         s.pause()
         hub.erase(s.id, seqs=[gone])
@@ -410,7 +410,7 @@ class TestGoing:
 
     def test_erase_of_an_event_also_clears_it_in_a_fork(self, hub: Hub, s: Session) -> None:
         s.external.collaborate("a", effect=act(s, "push"))
-        seq = s.event_log.tip().seq
+        seq = s.internals.event_log.tip().seq
         (kid,) = s.fork(1)
         kid.external.collaborate("a", status="done")
         kid.pause()
@@ -564,7 +564,7 @@ class TestTravel:
         s.external.window("github", remaining=5, reset=START + 60, limit=9)
         text = s.checkpoint().to_json()
         assert TOKEN not in text
-        there = open_at(tmp_path / "there").from_checkpoint(text, name="t")
+        there = open_at(tmp_path / "there").transfer.from_checkpoint(text, name="t")
         (one,) = there.external.collaborations()
         assert (one.name, one.kind, one.text) == ("pr", "pull_request", "half")
         assert [(w.service, w.remaining, w.limit) for w in there.external.windows()] == [
@@ -589,7 +589,7 @@ class TestTravel:
         record = json.loads(s.checkpoint().to_json())
         record |= {field: [bad], "digest": ""}
         with pytest.raises(Invalid) as error:
-            hub.from_checkpoint(json.dumps(record), name="t")
+            hub.transfer.from_checkpoint(json.dumps(record), name="t")
         assert error.value.kind == "bad_checkpoint"
 
     def test_checkpoint_of_an_earlier_release_without_these_fields_is_accepted(
@@ -600,7 +600,7 @@ class TestTravel:
         record = json.loads(s.checkpoint().to_json())
         for field in ("collaborations", "windows", "tokens"):
             assert record.pop(field) == []
-        there = hub.from_checkpoint(json.dumps(record), name="t")
+        there = hub.transfer.from_checkpoint(json.dumps(record), name="t")
         assert [m.content for m in there.messages()] == ["hello"]
 
     def test_merge_keeps_both_versions_of_a_collaboration_changed_on_both_sides(

@@ -190,7 +190,7 @@ class TestElsewhere:
             with environ.context() as inside:
                 inside.setenv("PATH", f"{trap.parent}:/usr/bin:/bin")
                 s.commit()
-            s.parts.lifecycle.abandon()
+            s.internals.lifecycle.abandon()
         with hub.session("s") as s:
             s.environment()
             assert not (place / "sprung").exists()
@@ -382,11 +382,11 @@ class TestWhole:
     ) -> None:
         with hub.session("s", workspace=work) as s:
             old = {"MODE": {"value": "ab " * 333 + "c"}, "OTHER": {"value": "short"}}
-            s.parts.pipeline.writer.add(
+            s.internals.pipeline.writer.add(
                 Draft("environment", {"parts": {"variables": old}, "asked": True})
             )
-            s.internals.dirty = True
-            s.parts.lifecycle.release()
+            s.internals.context.dirty = True
+            s.internals.lifecycle.release()
         del environ
         with hub.session("s") as s:
             assert (sees(s), sees(s, "OTHER")) == ("not set", "short")

@@ -23,7 +23,7 @@ def test_each_event_is_attributed_to_exactly_one_commit(hub: Hub) -> None:
             s.think(f"thought {number}")
             s.say("user", "more")
             oids.append(at(s))
-        found = [explain_commit(hub.session_manager.services, oid) for oid in oids]
+        found = [explain_commit(hub.internals.services, oid) for oid in oids]
         assert [one.reasons[-1].text for one in found] == [f"thought {n}" for n in range(4)]
         for before, after in pairwise(found):
             assert after.first == before.last + 1
@@ -40,7 +40,7 @@ def test_merge_commit_lists_facts_learned_by_the_merged_fork(hub: Hub) -> None:
         s.say("user", "ours")
         at(s)
         merged = s.merge(kid)
-        found = explain_commit(hub.session_manager.services, from_hex(merged.commit.oid))
+        found = explain_commit(hub.internals.services, from_hex(merged.commit.oid))
         assert [one.text for one in found.learned] == ["the kid knows"]
         assert found.files == []
 
@@ -54,12 +54,12 @@ def test_compare_of_branches_forked_at_an_event_lists_messages_of_each_side(hub:
         mine = at(s)
         other = hub.whatif(s.id, event.seq, message="TWO")
         theirs = at(other)
-        found = compare(hub.session_manager.services, mine, theirs)
+        found = compare(hub.internals.services, mine, theirs)
         assert [one.content for one in found.left.messages] == ["two", "three"]
         assert [one.content for one in found.come.messages] == ["TWO"]
-        few = compare(hub.session_manager.services, mine, theirs, limit=1)
+        few = compare(hub.internals.services, mine, theirs, limit=1)
         assert (few.left.count, [one.content for one in few.left.messages]) == (2, ["three"])
-        same = compare(hub.session_manager.services, mine, mine)
+        same = compare(hub.internals.services, mine, mine)
         assert (same.left.count, same.come.count, same.memory.same) == (0, 0, True)
 
 
@@ -67,7 +67,7 @@ def test_compare_of_unrelated_sessions_lists_all_messages(hub: Hub) -> None:
     with hub.session("a", goal="go left") as a, hub.session("b", goal="go right") as b:
         a.say("user", "here")
         b.say("user", "there")
-        found = compare(hub.session_manager.services, at(a), at(b))
+        found = compare(hub.internals.services, at(a), at(b))
         assert (found.before.goal, found.after.goal) == ("go left", "go right")
         assert (found.left.count, found.come.count) == (1, 1)
 
@@ -93,10 +93,8 @@ def test_compare_with_a_commit_without_files_lists_all_files_as_added_or_removed
     with hub.session("mind") as mind, hub.session("files", workspace=work) as files:
         mind.say("user", "hello")
         bare, full = at(mind), at(files)
-        assert {one.kind for one in compare(hub.session_manager.services, bare, full).files} == {
-            "added"
-        }
-        assert {one.kind for one in compare(hub.session_manager.services, full, bare).files} == {
+        assert {one.kind for one in compare(hub.internals.services, bare, full).files} == {"added"}
+        assert {one.kind for one in compare(hub.internals.services, full, bare).files} == {
             "removed"
         }
 
@@ -106,24 +104,24 @@ def test_compare_counts_set_aside_messages_only_on_the_side_that_shows_them(hub:
         s.say("user", "one")
         left = s.say("assistant", "two").seq
         old = at(s)
-        s.parts.pipeline.add("aside", {"out": [[left, left]]})
+        s.internals.pipeline.add("aside", {"out": [[left, left]]})
         s.say("assistant", "other")
         gone = s.say("user", "and that").seq
         middle = at(s)
-        s.parts.pipeline.add("aside", {"out": [[left + 1, gone]], "back": [[left, left]]})
+        s.internals.pipeline.add("aside", {"out": [[left + 1, gone]], "back": [[left, left]]})
         s.say("user", "three")
         new = at(s)
-        s.parts.pipeline.add("aside", {"back": [[gone, gone]]})
+        s.internals.pipeline.add("aside", {"back": [[gone, gone]]})
         s.say("user", "four")
         for found, away, come in (
-            (compare(hub.session_manager.services, old, middle), ["two"], ["other", "and that"]),
-            (compare(hub.session_manager.services, middle, old), ["other", "and that"], ["two"]),
+            (compare(hub.internals.services, old, middle), ["two"], ["other", "and that"]),
+            (compare(hub.internals.services, middle, old), ["other", "and that"], ["two"]),
             (
-                compare(hub.session_manager.services, middle, new),
+                compare(hub.internals.services, middle, new),
                 ["other", "and that"],
                 ["two", "three"],
             ),
-            (compare(hub.session_manager.services, old, new), [], ["three"]),
+            (compare(hub.internals.services, old, new), [], ["three"]),
             (compare_now(s, middle, files_now(s)), ["other"], ["two", "three", "four"]),
             (compare_now(s, new, files_now(s)), [], ["and that", "four"]),
         ):
@@ -140,17 +138,17 @@ def test_compare_counts_erased_events_but_does_not_show_them(hub: Hub) -> None:
         s.think("one that stays")
         second = at(s)
     hub.erase("s", seqs=[event.seq])
-    found = explain_commit(hub.session_manager.services, second)
+    found = explain_commit(hub.internals.services, second)
     assert [one.text for one in found.reasons] == ["one that stays"]
     assert found.kinds["thought"] == 2
-    assert compare(hub.session_manager.services, first, second).come.count == 0
+    assert compare(hub.internals.services, first, second).come.count == 0
 
 
 def test_long_reasons_are_cut_and_counted(hub: Hub) -> None:
     with hub.session("s") as s:
         for number in range(30):
             s.think(f"{number} " + "x" * 5000)
-        found = explain_commit(hub.session_manager.services, at(s), limit=10)
+        found = explain_commit(hub.internals.services, at(s), limit=10)
         assert found.more
         assert [one.text.split()[0] for one in found.reasons] == [str(n) for n in range(20, 30)]
         assert all(len(one.text) <= 4000 for one in found.reasons)

@@ -67,7 +67,7 @@ class TestMerge:
         assert (s.machine.path / "c.txt").read_text() == "mine\n"
         assert (s.machine.path / "a.txt").read_text() == "one\ntwo\nthree\nfour\n"
         assert s.accounting.spent()["tokens"] == 15
-        assert s.state.core.spent["tokens"] == 15
+        assert s.internals.state.core.spent["tokens"] == 15
         (event,) = [event for event in s.events() if event.kind == "merge"]
         assert (event.data["session"], event.data["commit"]) == (kid.id, report.commit.parents[1])
         assert event.data["episode"].startswith("step 0 of 2; learned: four is enough")
@@ -83,7 +83,7 @@ class TestMerge:
         kid.learn("y")
         kid.spend(usd=1)
         assert [fact.text for fact in s.merge(kid).facts] == ["y"]
-        assert s.accounting.spent()["usd"] == s.state.core.spent["usd"] == 2
+        assert s.accounting.spent()["usd"] == s.internals.state.core.spent["usd"] == 2
 
     def test_a_conflict_changes_nothing(self, s: Session) -> None:
         (kid,) = s.fork()
@@ -173,7 +173,7 @@ class TestMinds:
             two.learn("2")
             three.learn("3")
             three.pause()  # what it has not committed is committed now
-            assert [f.text for f in s.merge(two.row.branch).facts] == ["2"]
+            assert [f.text for f in s.merge(two.internals.row.branch).facts] == ["2"]
             assert [f.text for f in s.merge(one.commit().oid).facts] == ["1"]
             assert [f.text for f in s.merge(hub.get(three.id)).facts] == ["3"]
             assert known(s) == {"1", "2", "3"}
@@ -264,7 +264,7 @@ class TestAdopt:
         s.say("user", "on")
         kid.say("user", "elsewhere")
         assert said(s)[-1] == "on"
-        s.restore(f"{s.row.branch}@{{1}}")
+        s.restore(f"{s.internals.row.branch}@{{1}}")
         assert said(s) == ["make it four", "given up"]
         assert (s.machine.path / "a.txt").read_text() == "ours\n"
 

@@ -219,16 +219,16 @@ class TestLive:
         with hub.session("s") as s:
             program(s, world, "a", "b")
             old = s.commit("first run")
-        before, line = everything(hub, s.id), hub.get(s.id).row.timeline
+        before, line = everything(hub, s.id), hub.get(s.id).internals.row.timeline
         with hub.session("s", replay="live") as s:
-            assert s.row.timeline == line
+            assert s.internals.row.timeline == line
             program(s, world, "a", "c")
-            assert s.row.timeline != line
+            assert s.internals.row.timeline != line
             assert [f.text for f in s.facts()] == ["2 found"]
             assert len(s.messages()) == 2
             now = [e.data["args"] for e in s.events() if e.kind == "begun"]
             assert now == [["a"], ["c"]]
-            EventChain(hub.objects.hasher, os.urandom).check(Tip(), s.event_log.rows())
+            EventChain(hub.objects.hasher, os.urandom).check(Tip(), s.internals.event_log.rows())
             s.commit("second run")
             s.restore(old.oid)
             assert everything(hub, s.id)[: len(before) - 1] == before[:-1]
@@ -242,7 +242,11 @@ class TestLive:
         with hub.session("s", replay="live") as s:
             s.act(len, "b")
             assert s.messages() == []
-            kept = [c for c in hub.log(f"{s.row.branch}@{{1}}") if c.message == "before replay"]
+            kept = [
+                c
+                for c in hub.log(f"{s.internals.row.branch}@{{1}}")
+                if c.message == "before replay"
+            ]
             s.restore(kept[0].oid)
             assert [m.content for m in s.messages()] == ["never committed"]
 
@@ -252,12 +256,12 @@ class TestLive:
         world = World()
         with hub.session("s") as s:
             s.act(world.search, "a")
-        line = hub.get(s.id).row.timeline
+        line = hub.get(s.id).internals.row.timeline
         with hub.session("s", replay="live") as s:
             s.act(world.search, "a")
             hub.comment(s.id, "go on")
             s.act(world.search, "b")
-            assert s.row.timeline == line
+            assert s.internals.row.timeline == line
             assert [event.waiting for event in s.conversation.comments()] == [False]
             assert s.status == "active"
         assert world.done == ["a", "b"]
@@ -364,11 +368,11 @@ class TestAround:
 
         with hub.session("s") as s:
             work(s)
-        line = s.row.timeline
+        line = s.internals.row.timeline
         with hub.session("s", replay="live") as s:
             work(s)
             s.say("user", "after")
-            assert s.row.timeline == line
+            assert s.internals.row.timeline == line
             assert [m.content for m in s.messages()] == ["inside", "inside", "after"]
 
     def test_an_approval_is_not_asked_for_again(self, hub: Hub) -> None:

@@ -28,7 +28,9 @@ def test_go_before_drops_later_messages_and_keeps_facts(hub: Hub) -> None:
         assert [fact.text for fact in s.facts()] == ["the sky is blue"]
         s.say("user", "on")
         (back,) = [
-            c for c in hub.log(s.row.branch) if c.message == "before messages were taken back"
+            c
+            for c in hub.log(s.internals.row.branch)
+            if c.message == "before messages were taken back"
         ]
     with hub.session("s") as s:
         assert said(s) == ["one", "other", "on"]

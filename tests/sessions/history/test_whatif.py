@@ -29,7 +29,7 @@ def said(s: Session) -> list[str]:
 
 
 def check(hub: Hub, s: Session) -> None:
-    EventChain(hub.objects.hasher, os.urandom).check(Tip(), s.event_log.rows())
+    EventChain(hub.objects.hasher, os.urandom).check(Tip(), s.internals.event_log.rows())
 
 
 class TestWhatIf:
@@ -48,7 +48,9 @@ class TestWhatIf:
             two = find(s, "message", 1)
             kid = s.whatif(two.seq, message="zwei")
             assert said(kid) == ["one", "zwei"]
-            first = next(event for event in kid.events() if event.timeline == kid.row.timeline)
+            first = next(
+                event for event in kid.events() if event.timeline == kid.internals.row.timeline
+            )
             assert (first.seq, first.data["whatif"]) == (two.seq, {"session": s.id, "seq": two.seq})
             kid.act(len, "zwei")
             kid.say("user", "on")
@@ -66,7 +68,7 @@ class TestWhatIf:
             run(s)
             s.commit()
             two = find(s, "message", 1)
-            line = s.row.timeline
+            line = s.internals.row.timeline
         hub.catalog.trim_events(line, 100)
         kid = hub.whatif(s.id, at=two.seq, message="zwei")
         assert said(kid) == ["one", "zwei"]

@@ -64,7 +64,7 @@ class TestRoom:
             s.commit()
             hub.sweep()
             hub.verify()
-            assert hub.get(s.id).row.files == "room"
+            assert hub.get(s.id).internals.row.files == "room"
 
     def test_commands_do_not_see_the_host_directory(self, s: Session) -> None:
         assert not Path(s.run("pwd").stdout.strip()).exists() or s.machine.engine == "folder"

@@ -112,9 +112,9 @@ def test_hub_lists_episodes_of_all_sessions_filtered_by_agent_or_session(hub: Hu
         s = hub.session(name, agent=agent)
         s.say("user", name)
         s.close()
-    assert [e.session for e in hub.episodes()] == ["one", "two"]
-    assert [e.session for e in hub.episodes(agent="y")] == ["two"]
-    assert [e.session for e in hub.episodes(session="x/one")] == ["one"]
+    assert [e.session for e in hub.memory.episodes()] == ["one", "two"]
+    assert [e.session for e in hub.memory.episodes(agent="y")] == ["two"]
+    assert [e.session for e in hub.memory.episodes(session="x/one")] == ["one"]
 
 
 def test_merge_writes_one_episode_with_the_fork_as_source(hub: Hub) -> None:

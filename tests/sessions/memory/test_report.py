@@ -89,14 +89,14 @@ def test_memory_diff_lists_learned_and_forgotten_facts_and_decisions(hub: Hub) -
         new = s.learn("new", scope="agent")
         s.decide("so be it")
         now = s.commit("now")
-        found = hub.memory_diff(old, now)
+        found = hub.memory.diff(old, now)
         assert [one.id for one in found.learned] == [new]
         assert [(one.id, one.why) for one in found.given_up] == [(wrong, "measured")]
         assert [one.text for one in found.decisions] == ["so be it"]
-        back = hub.memory_diff(now, old)
+        back = hub.memory.diff(now, old)
         assert [one.id for one in back.learned] == [wrong]
         assert [one.id for one in back.given_up] == [new]
-        assert hub.memory_diff(now, now).same
+        assert hub.memory.diff(now, now).same
         assert s.memory.fact(kept).text == "kept"
 
 

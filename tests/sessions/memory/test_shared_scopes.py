@@ -61,8 +61,8 @@ class TestPublishing:
             a.commit()
             a.say("user", "nothing new")
             a.commit()
-        (known,) = hub.session_manager.services.scopes.all()
-        assert [e.data["text"] for e in known.events(hub.session_manager.services)] == [
+        (known,) = hub.internals.services.scopes.all()
+        assert [e.data["text"] for e in known.events(hub.internals.services)] == [
             "one",
             "two",
         ]
@@ -73,10 +73,10 @@ class TestPublishing:
         with open_hub(store) as hub:
             a = hub.session("a")
             a.learn("one", scope="agent")
-            a.parts.navigation.publish = _publish_nothing  # type: ignore[method-assign]
+            a.internals.navigation.publish = _publish_nothing  # type: ignore[method-assign]
             a.commit()
-            a.parts.pipeline.writer.close()
-            a.parts.lifecycle.abandon()
+            a.internals.pipeline.writer.close()
+            a.internals.lifecycle.abandon()
             with hub.session("b") as b:
                 assert texts(b) == []
             with hub.session("a"), hub.session("b") as b:
@@ -355,11 +355,11 @@ class TestStore:
     def test_fact_events_of_earlier_releases_can_be_read(self, hub: Hub) -> None:
         with hub.session("a") as a:
             id_ = a.learn("x")
-            a.parts.pipeline.add(
+            a.internals.pipeline.add(
                 "fact", {"id": id_, "gone": True}
             )  # as releases before memory told it
             assert a.facts() == []
-            assert list(a.state.past) == []
+            assert list(a.internals.state.past) == []
 
 
 class TestContradictions:

@@ -53,23 +53,23 @@ class TestCarry:
             text = s.carry()
         assert text.replace("-", "").replace("_", "").isalnum()
         with open_hub(store) as hub:
-            with hub.from_carry(text) as s:
+            with hub.transfer.from_carry(text) as s:
                 assert s.goal == "g"
                 assert [m.content for m in s.messages()] == ["hi"]
                 assert s.carry() != text
-            with hub.from_carry(text) as s:  # nothing happened since
+            with hub.transfer.from_carry(text) as s:  # nothing happened since
                 s.say("assistant", "ho")
                 newer = s.carry()
             with pytest.raises(Conflict) as caught:
-                hub.from_carry(text)
+                hub.transfer.from_carry(text)
             assert caught.value.kind == "stale_carry"
-            assert hub.from_carry(newer).messages()[-1].content == "ho"
+            assert hub.transfer.from_carry(newer).messages()[-1].content == "ho"
 
     def test_carry_includes_events_not_yet_flushed(self, hub: Hub) -> None:
         with hub.session("s", durability="commit") as s:
             s.say("user", "hi")
             text = s.carry()
-        assert hub.from_carry(text).messages()[0].content == "hi"
+        assert hub.transfer.from_carry(text).messages()[0].content == "hi"
 
     def test_tampered_carry_is_refused(self, hub: Hub) -> None:
         with hub.session("s") as s:
@@ -77,17 +77,17 @@ class TestCarry:
         for position in range(0, len(text) - 1, 7):
             other = "A" if text[position] != "A" else "B"
             with pytest.raises(Refused) as caught:
-                hub.from_carry(text[:position] + other + text[position + 1 :])
+                hub.transfer.from_carry(text[:position] + other + text[position + 1 :])
             assert caught.value.kind == "bad_carry"
         for bad in ("", "x", "é", text[:-8], text + "AAAA", "=" * 50):
             with pytest.raises(Refused):
-                hub.from_carry(bad)
+                hub.transfer.from_carry(bad)
 
     def test_carry_of_another_store_is_refused(self, hub: Hub, tmp_path: Path) -> None:
         with hub.session("s") as s:
             text = s.carry()
         with open_hub(tmp_path / "other") as other, pytest.raises(Refused):
-            other.from_carry(text)
+            other.transfer.from_carry(text)
 
     def test_a_restored_session_makes_it_stale(self, hub: Hub) -> None:
         with hub.session("s") as s:
@@ -98,14 +98,14 @@ class TestCarry:
             text = s.carry()
             s.rewind()
         with pytest.raises(Conflict):
-            hub.from_carry(text)
+            hub.transfer.from_carry(text)
 
     def test_carry_of_a_newer_format_is_unsupported(self, hub: Hub) -> None:
         plain = encode({"version": 99, "what": "ever"})
         packed = len(plain).to_bytes(4, "big") + Compressor().compress(plain)
         mark = store_signer(hub.store).sign(b"carry" + packed)
         with pytest.raises(Unsupported) as caught:
-            hub.from_carry(base64.urlsafe_b64encode(mark + packed).rstrip(b"=").decode())
+            hub.transfer.from_carry(base64.urlsafe_b64encode(mark + packed).rstrip(b"=").decode())
         assert caught.value.kind == "newer_carry"
 
     def test_carry_of_a_removed_session_is_not_found(self, hub: Hub) -> None:
@@ -113,4 +113,4 @@ class TestCarry:
             text = s.carry()
         hub.catalog.drop_row("session", s.id)
         with pytest.raises(NotFound):
-            hub.from_carry(text)
+            hub.transfer.from_carry(text)

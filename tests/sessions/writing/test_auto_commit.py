@@ -26,7 +26,7 @@ def hub(opened: Open, clock: ManualClock) -> Hub:
 
 
 def commits(hub: Hub, s: Session) -> list[str]:
-    return [c.message for c in reversed(hub.log(s.row.branch))] if s.head else []
+    return [c.message for c in reversed(hub.log(s.internals.row.branch))] if s.head else []
 
 
 class TestDecision:
@@ -186,18 +186,24 @@ class TestSession:
 class TestProfiles:
     def test_a_session_keeps_its_profile(self, hub: Hub) -> None:
         with hub.session("s", profile="enterprise") as s:
-            assert (s.profile.durability, s.profile.commit.when) == ("event", "action")
+            assert (s.internals.profile.durability, s.internals.profile.commit.when) == (
+                "event",
+                "action",
+            )
         with hub.session("s") as s:
-            assert s.profile.name == "enterprise"
+            assert s.internals.profile.name == "enterprise"
             s.act(len, "abc")
             assert len(commits(hub, s)) == 1
         with hub.session("s", profile="worker") as s:
-            assert s.profile.commit == CommitPolicy("cost", 3.0)
+            assert s.internals.profile.commit == CommitPolicy("cost", 3.0)
         assert hub.sessions()[0].profile == "worker"
 
     def test_explicit_options_override_the_profile(self, hub: Hub) -> None:
         with hub.session("s", profile="enterprise", commit="manual", durability="group") as s:
-            assert (s.profile.commit.when, s.profile.durability) == ("manual", "group")
+            assert (s.internals.profile.commit.when, s.internals.profile.durability) == (
+                "manual",
+                "group",
+            )
 
     def test_notes_expire_after_a_day_in_the_assistant_profile(
         self, hub: Hub, clock: ManualClock

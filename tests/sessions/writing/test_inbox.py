@@ -128,7 +128,9 @@ class TestComments:
         with open_hub(store) as hub:
             found = Counter(comments(hub, id_))
             assert found == Counter((f"t{n}-{m}", False) for n in range(10) for m in range(10))
-            EventChain(hub.objects.hasher, os.urandom).check(Tip(), hub.get(id_).event_log.rows())
+            EventChain(hub.objects.hasher, os.urandom).check(
+                Tip(), hub.get(id_).internals.event_log.rows()
+            )
 
 
 class TestApprovals:

@@ -60,7 +60,7 @@ def kept(valkey: Server) -> list[bytes]:
 
 def same_minds(*hubs: Hub) -> None:
     first, *others = (hub.get("s") for hub in hubs)
-    assert all(first.state.equals(other.state) for other in others)
+    assert all(first.internals.state.equals(other.internals.state) for other in others)
 
 
 def test_second_server_reads_the_cached_state_instead_of_folding_events(

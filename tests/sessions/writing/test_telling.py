@@ -95,7 +95,7 @@ def test_fork_as_makes_a_fork_with_a_chosen_unused_name(tmp_path: Path) -> None:
         point = from_hex(s.commit("here").oid)
         other = fork_named_session(s, "far/away", point)
         other.say("user", "only there")
-        assert (other.name, other.row.family) == ("far/away", s.row.family)
+        assert (other.name, other.internals.row.family) == ("far/away", s.internals.row.family)
         assert [m.content for m in other.messages()] == ["shared", "only there"]
         assert [m.content for m in s.messages()] == ["shared"]
         with pytest.raises(Conflict, match="already"):

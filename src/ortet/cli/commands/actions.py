@@ -186,7 +186,7 @@ def waiting(call: CliCall, session: str | None, *, all_: bool) -> None:
     if session is None and not all_:
         from ortet.sessions.actions.approvals import pending_approvals
 
-        pairs = pending_approvals(call.hub.session_manager.services)
+        pairs = pending_approvals(call.hub.internals.services)
     else:
         known = _approvals(call, session)
         pairs = [pair for pair in known if all_ or pair[1].state == "asked"]

@@ -83,7 +83,7 @@ def _budget_data(view: SessionReader) -> dict[str, Any]:
     return {
         "session": view.id,
         "limits": view.accounting.limits(),
-        "soft": levels(view.store.catalog, view.row)[0].account.soft,
+        "soft": levels(view.internals.store.catalog, view.internals.row)[0].account.soft,
         "spent": view.accounting.spent(),
         "left": view.accounting.budget_left(),
     }

@@ -138,7 +138,7 @@ def _fork_workspace(
     call: CliCall, workspace: Workspace, count: int, *, files: bool
 ) -> list[Workspace]:
     try:
-        session = None if files else call.hub.open_branch_session(workspace.name)
+        session = None if files else call.hub.internals.open_branch_session(workspace.name)
     except Refused as error:
         if error.kind != "lease_held":
             raise
@@ -196,7 +196,7 @@ def merge(
     text = None if message is None else as_text(message)
     result: MergeResult | SessionMergeResult
     with call.output.progress("merge"), _translate_favor():
-        session = None if dry_run else call.hub.open_branch_session(workspace.name)
+        session = None if dry_run else call.hub.internals.open_branch_session(workspace.name)
         if session is None:
             result = workspace.merge(other, message=text, favor=favor, dry_run=dry_run)
         else:

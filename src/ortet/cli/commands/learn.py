@@ -122,7 +122,7 @@ def episodes(call: CliCall, *, since: str | None, until: str | None, **given: An
       ortet episodes -s fix-42 --outcome done
     """
     row = find_or_all(call, given["session"], agent=given["agent"], everything=given["everything"])
-    found = call.hub.episodes(
+    found = call.hub.memory.episodes(
         agent=given["agent"],
         session=row.id if row is not None else None,
         since=parse_time(call, "--since", since),

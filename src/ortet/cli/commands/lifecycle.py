@@ -41,7 +41,7 @@ def pause(call: CliCall, session: str | None, *, why: str) -> None:
     row = find_session(call, session)
     if row.status != "paused" or why or call.hub.store.is_shared:
         opened = open_session(call, row.id)
-        opened.parts.navigation.commit_for_other_hosts()
+        opened.internals.navigation.commit_for_other_hosts()
         opened.pause(as_text(why))
     _print_status(call, row.id)
 
@@ -181,11 +181,11 @@ def checkpoint(
     if source is not None:
         if session is not None or output is not None:
             raise Invalid("bad_usage", "--from makes a session: leave SESSION and -o out")
-        opened = call.open_hub(create=True).from_checkpoint(
+        opened = call.open_hub(create=True).transfer.from_checkpoint(
             read_text(source), name=name, agent=agent
         )
         opened.pause()
-        row = opened.row
+        row = opened.internals.row
         call.output.emit(row_data(row), [f"session {row.name}, {row.id}"])
         return
     if name or agent:
@@ -254,5 +254,5 @@ def retain(call: CliCall, dry_run: bool) -> None:
 
 
 def _print_status(call: CliCall, id_: str) -> None:
-    row = call.hub.get(id_).row
+    row = call.hub.get(id_).internals.row
     call.output.emit(row_data(row), [f"{row.name} is {row.status}"])

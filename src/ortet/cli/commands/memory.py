@@ -72,7 +72,7 @@ def memory_diff(call: CliCall, old: str, new: str) -> None:
       ortet memory diff HEAD~3
       ortet memory diff fix-42 fix-42/1
     """
-    found = call.hub.memory_diff(_commit(call, old), _commit(call, new))
+    found = call.hub.memory.diff(_commit(call, old), _commit(call, new))
     data = {**render.fields(found), "same": found.same}
     call.output.emit(data, list(_changes(call, found)) or ["no difference"])
 
@@ -135,7 +135,7 @@ def memory_consolidate(call: CliCall, agent: str, *, dry_run: bool) -> None:
       ortet memory consolidate reviewer
     """
     with call.output.progress("consolidate"):
-        found = call.hub.consolidate(agent, dry_run=dry_run)
+        found = call.hub.memory.consolidate(agent, dry_run=dry_run)
     rows = [("+", id_suffix(one.id), render.single_line(one.text)) for one in found.facts]
     rows += [("=", id_suffix(id_), render.single_line(text)) for text, id_ in found.linked]
     total = f"{render.plural(found.episodes, 'episode')}, {render.plural(len(rows), 'fact')}"

@@ -45,14 +45,14 @@ def branch(
     elif delete is not None:
         from ortet.hub import branches
 
-        oid = branches.delete(call.hub.session_manager, delete).hex()
+        oid = branches.delete(call.hub.internals.session_manager, delete).hex()
         call.output.emit(
             {"deleted": delete, "oid": oid}, [f"deleted {delete}, was {output.short_id(oid)}"]
         )
     elif rename is not None:
         from ortet.hub import branches
 
-        oid = branches.rename(call.hub.session_manager, *rename).hex()
+        oid = branches.rename(call.hub.internals.session_manager, *rename).hex()
         call.output.emit({"name": rename[1], "was": rename[0], "oid": oid}, [f"now {rename[1]}"])
     else:
         _list_branches(call)

@@ -188,7 +188,7 @@ def whatif(
     row = find_session(call, session)
     fork = call.hub.whatif(row.id, at, machine=not no_files, **change)
     fork.pause()
-    made = call.hub.get(fork.id).row
+    made = call.hub.get(fork.id).internals.row
     call.output.emit(
         {**row_data(made), "from": row.id, "at": at},
         [

@@ -172,7 +172,7 @@ def show(call: CliCall, session: str | None) -> None:
     view = read_session(call, session)
     head, held = view.head, hold_of(call.hub.store, view.id)
     data = {
-        **row_data(view.row),
+        **row_data(view.internals.row),
         "goal": view.goal,
         "plan": view.steps,
         "step": view.step,
@@ -186,7 +186,7 @@ def show(call: CliCall, session: str | None) -> None:
         "unsettled": [one.id for one in unsettled_effects(call, view)],
         "waiting": [one.id for one in view.actions.approvals() if one.state == "asked"],
         "hold": held.why if held else None,
-        "events": view.event_log.tip().seq,
+        "events": view.internals.event_log.tip().seq,
         "head": head.oid if head else None,
     }
     lines = [

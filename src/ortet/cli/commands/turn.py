@@ -114,9 +114,9 @@ def carry(call: CliCall, session: str | None, *, output: str | None, source: str
     if source is not None:
         if session is not None or output is not None:
             raise Invalid("bad_usage", "--check reads a record: leave SESSION and -o out")
-        opened = call.hub.from_carry(read_text(source).strip())
+        opened = call.hub.transfer.from_carry(read_text(source).strip())
         opened.pause()
-        row = call.hub.get(opened.id).row
+        row = call.hub.get(opened.id).internals.row
         call.output.emit(row_data(row), [f"{row.name} can go on"])
         return
     view = read_session(call, session)

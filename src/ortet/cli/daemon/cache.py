@@ -137,7 +137,7 @@ class DaemonCache:
         if hub is None:
             return
         with suppress(OrtetError):
-            hub.pause_open_sessions()
+            hub.internals.pause_open_sessions()
         for workspace in hub.workspaces.find_open():
             if workspace.row.parent in self._live_since and workspace.engine == "criu":
                 self.keep_machine_alive(workspace)  # a fork whose processes keep running

@@ -45,17 +45,17 @@ def archive(sessions: SessionManager, id_: str, why: str = "") -> ArchiveRecord:
     ):  # if a server will hand it over, it pauses the session first
         check_move(row.name, row.status, ARCHIVED)
     with sessions.leased_session(row) as session:
-        row = session.row
+        row = session.internals.row
         check_move(row.name, row.status, ARCHIVED)
-        session.drain_inbox()
-        commit = from_hex(session.parts.navigation.commit_all_events("archive").oid)
+        session.internals.drain_inbox()
+        commit = from_hex(session.internals.navigation.commit_all_events("archive").oid)
         failpoint("archive.committed")
         done = _store_bundle(store, id_, row.branch, commit, row.status)
-        session.parts.lifecycle.set_status(
+        session.internals.lifecycle.set_status(
             ARCHIVED, why, rows=[RowChange(ARCHIVE_KIND, id_, encode(done))]
         )
         failpoint("archive.turned")
-        trim_rows(sessions, session.row)
+        trim_rows(sessions, session.internals.row)
     _delete_other_bundles(store, id_, done.key)
     return done
 
@@ -70,8 +70,8 @@ def unarchive(sessions: SessionManager, id_: str) -> SessionRow:
     failpoint("archive.back")
     with sessions.leased_session(row) as session:
         rows = [RowChange(ARCHIVE_KIND, id_, None), pending_approval_row(id_)]
-        session.parts.lifecycle.set_status(done.status if done else PAUSED, "", rows=rows)
-        row = session.row
+        session.internals.lifecycle.set_status(done.status if done else PAUSED, "", rows=rows)
+        row = session.internals.row
     _delete_other_bundles(store, id_, "")
     return row
 

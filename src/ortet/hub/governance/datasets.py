@@ -56,7 +56,9 @@ def dataset_record(view: SessionReader) -> dict[str, Any]:
         data = event.data
         if event.erased:
             continue
-        if event.kind == "message" and not is_superseded(view.state.core.aside, event.seq):
+        if event.kind == "message" and not is_superseded(
+            view.internals.state.core.aside, event.seq
+        ):
             said = message_of(event)
             messages.append({"role": said.role, "content": said.content, **said.extra})
         elif event.kind == "begun":

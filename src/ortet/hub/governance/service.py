@@ -162,7 +162,12 @@ class Governance:
         )
 
     def hold(self, session: str | SessionReader, why: str = "") -> Hold:
-        """Put a session on hold until `release`: nothing of it is erased, archived or removed."""
+        """Put a session on hold until `release`: nothing of it is erased, archived or removed.
+
+        Args:
+            session: The session, its id, its name, or agent/name.
+            why: Reason for the hold.
+        """
         from ortet.hub.governance.legal_holds import hold
 
         return hold(self._sessions, self._resolve_session(session), why)

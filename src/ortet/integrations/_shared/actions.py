@@ -53,7 +53,7 @@ def actions_of(view: SessionReader) -> list[ActionDetails]:
         elif event.kind == "ended" and not event.erased:
             outcome = {key: event.data.get(key) for key in ("outcome", "error")}
             details.setdefault(event.data["id"], {}).update(outcome)
-    effects = sorted(view.state.effects, key=lambda effect: effect.begun)
+    effects = sorted(view.internals.state.effects, key=lambda effect: effect.begun)
     return [ActionDetails(one, **details.get(one.id, {})) for one in effects]
 
 

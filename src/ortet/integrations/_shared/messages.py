@@ -120,7 +120,7 @@ def append_messages(session: Session, messages: Sequence[dict[str, Any]]) -> lis
     if not messages:
         return []
     if not is_large(messages):
-        author = session.store.author
+        author = session.internals.store.author
         events = append_events(session, [Draft("message", _data(one), author) for one in messages])
     else:
         events = append_stored_events(session, lambda: drafts_of(session, messages))
@@ -134,8 +134,9 @@ def _commit_periodically(session: Session) -> None:
     Sessions with files are skipped, because such a commit would scan the files.
     """
     if (
-        session.state.core.events - session.event_log.base.seq >= _COMMIT_INTERVAL_EVENTS
-        and not session.row.has_files
+        session.internals.state.core.events - session.internals.event_log.base.seq
+        >= _COMMIT_INTERVAL_EVENTS
+        and not session.internals.row.has_files
     ):
         with suppress(OrtetError):  # The next message tries again.
             session.commit("of a conversation")
@@ -161,9 +162,9 @@ def _data(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def append_events(session: Session, drafts: Sequence[Draft]) -> list[Event]:
-    session.parts.pipeline.begin_change()
-    events = session.parts.pipeline.writer.add(*drafts)
-    session.parts.pipeline.auto_commit_if_due(drafts[-1].kind, drafts[-1].data)
+    session.internals.pipeline.begin_change()
+    events = session.internals.pipeline.writer.add(*drafts)
+    session.internals.pipeline.auto_commit_if_due(drafts[-1].kind, drafts[-1].data)
     return events
 
 
@@ -175,15 +176,15 @@ def append_stored_events(
     `make_drafts` is called inside `hub.store.writing()`. It is called again if another host swept
     the store concurrently.
     """
-    session.parts.pipeline.begin_change()
+    session.internals.pipeline.begin_change()
 
     def tell() -> list[Event]:
-        with session.store.writing():
+        with session.internals.store.writing():
             # A sweep must not delete the contents before the events refer to them.
-            return session.parts.pipeline.writer.add(*make_drafts())
+            return session.internals.pipeline.writer.add(*make_drafts())
 
     events = run_with_sweep_retry(hub_of(session).store, tell)
-    session.parts.pipeline.auto_commit_if_due(events[-1].kind, events[-1].data)
+    session.internals.pipeline.auto_commit_if_due(events[-1].kind, events[-1].data)
     return events
 
 
@@ -217,8 +218,8 @@ def clear_context(session: Session, replacement: Sequence[dict[str, Any]] = ()) 
         False if there was nothing to drop.
     """
     # Close them first, or their results would follow the compaction.
-    session.parts.navigation.close_tool_calls()
-    core, before = session.state.core, last_compaction(session.internals)
+    session.internals.navigation.close_tool_calls()
+    core, before = session.internals.state.core, last_compaction(session.internals.context)
     events = message_events(session.events(core.since))
     stands = before is not None and bool(before.summary or before.rules)
     if not events and not stands and not replacement:
@@ -228,10 +229,10 @@ def clear_context(session: Session, replacement: Sequence[dict[str, Any]] = ()) 
         first=events[0].seq if events else last,
         last=events[-1].seq if events else last,
         count=len(events),
-        digest=digest_of(events, session.store.objects.hasher),
+        digest=digest_of(events, session.internals.store.objects.hasher),
         summary="",
         before=core.summary,
     )
-    record = Draft("compaction", compaction_data(past), session.store.author)
+    record = Draft("compaction", compaction_data(past), session.internals.store.author)
     append_stored_events(session, lambda: [record, *drafts_of(session, replacement)])
     return True

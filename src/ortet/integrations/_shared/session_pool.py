@@ -124,7 +124,7 @@ class PooledSession:
         The lease may have ended or moved to another process while this process was suspended. With
         `for_write` a recent answer is reused, because the write itself checks the lease.
         """
-        holding = self.session.parts.held_lease
+        holding = self.session.internals.held_lease
         if holding.is_released:
             return False
         now = time.monotonic()
@@ -134,7 +134,7 @@ class PooledSession:
             holding.renew_if_due()
         except Refused:
             return False
-        held = self.session.store.catalog.lease(holding.lease.name)
+        held = self.session.internals.store.catalog.lease(holding.lease.name)
         mine = holding.lease
         is_held = held is not None and (held.owner, held.fence) == (mine.owner, mine.fence)
         self._lease_checked_at = now if is_held else 0.0
@@ -142,14 +142,14 @@ class PooledSession:
 
     def hand_over(self, *, lease_lost: bool = False) -> None:
         """Release the session and notify whoever waits for it."""
-        signal, id_ = self.session.store.signal, self.session.id
+        signal, id_ = self.session.internals.store.signal, self.session.id
         try:
             if lease_lost:
-                self.session.parts.lifecycle.abandon()
+                self.session.internals.lifecycle.abandon()
             else:
                 if self.is_requested:
                     commit_if_long(self.session)
-                self.session.parts.lifecycle.release_for_handover()
+                self.session.internals.lifecycle.release_for_handover()
         finally:
             with suppress(OSError, OrtetError):
                 signal.notify(released_topic(id_))
@@ -301,10 +301,10 @@ def commit_if_long(session: Session) -> None:
 
     Sessions with files are skipped: their owner decides when files are committed.
     """
-    ledger = session.parts.pipeline.writer
+    ledger = session.internals.pipeline.writer
     if (
         ledger.tip.seq - ledger.event_log.base.seq > _MAX_UNCOMMITTED_EVENTS
-        and not session.row.has_files
+        and not session.internals.row.has_files
     ):
         with suppress(OrtetError):
             session.commit("handed over")
@@ -318,7 +318,7 @@ def hub_open_options(hub: Hub) -> dict[str, Any]:
         "clock": parts.clock,
         "random": parts.random,
         "environ": parts.environ,
-        "embedder": hub.session_manager.services.embedder,
+        "embedder": hub.internals.services.embedder,
     }
 
 
@@ -432,7 +432,11 @@ class AdapterSessionPool:
         """
         with self.hub() as hub:
             held = self.find_open(name)
-            yield held if held is not None else hub.session_manager.get(self._row(hub, name).id)
+            yield (
+                held
+                if held is not None
+                else hub.internals.session_manager.get(self._row(hub, name).id)
+            )
 
     @contextmanager
     def hub(self) -> Iterator[Hub]:
@@ -459,17 +463,17 @@ class AdapterSessionPool:
         """
         hub = self._get_hub()
         if (held := self.find_open(name)) is not None:
-            return held.row, held.event_log, held.parts.pipeline.writer.tip.seq
-        row = hub.session_manager.table.find(self.agent, name)
-        return (
-            None
-            if row is None
-            else (row, load_event_log(hub.session_manager.services, row)[0], None)
-        )
+            return (
+                held.internals.row,
+                held.internals.event_log,
+                held.internals.pipeline.writer.tip.seq,
+            )
+        row = hub.internals.session_manager.table.find(self.agent, name)
+        return None if row is None else (row, load_event_log(hub.internals.services, row)[0], None)
 
     def exists(self, name: str) -> bool:
         with self.hub() as hub:
-            return name in self._open_sessions or hub.session_manager.table.is_taken(
+            return name in self._open_sessions or hub.internals.session_manager.table.is_taken(
                 self.agent, name
             )
 
@@ -552,7 +556,7 @@ class AdapterSessionPool:
         return self._resources.hub
 
     def _row(self, hub: Hub, name: str) -> SessionRow:
-        row = hub.session_manager.table.find(self.agent, name)
+        row = hub.internals.session_manager.table.find(self.agent, name)
         if row is None:
             raise no_session(name)
         return row
@@ -593,11 +597,11 @@ class AdapterSessionPool:
         hub = self._resources.hub
         if not isinstance(error, Refused) or error.kind != "lease_held" or not hub:
             return None
-        row = hub.session_manager.table.find(self.agent, name)
+        row = hub.internals.session_manager.table.find(self.agent, name)
         return None if row is None else lease_waiter.next_wait(hub, row.id)
 
     def _open(self, hub: Hub, name: str, create: bool, options: dict[str, Any]) -> Session:
-        minds = hub.session_manager
+        minds = hub.internals.session_manager
         row = minds.table.find(self.agent, name)
         if row is None:
             if not create:
@@ -639,13 +643,13 @@ class AdapterSessionPool:
         if self._open_sessions.get(name) is not pooled:
             return
         self._open_sessions[name] = self._open_sessions.pop(name)
-        opened = pooled.session.parts.manager.open_sessions
+        opened = pooled.session.internals.manager.open_sessions
         if len(opened) > len(self._open_sessions):  # The block made forks.
             ours = {id(one.session) for one in self._open_sessions.values()}
             for fork in [one for one in opened if id(one) not in ours]:
                 with suppress(OrtetError):
                     fork.pause()
-        if pooled.session.parts.held_lease.is_released:
+        if pooled.session.internals.held_lease.is_released:
             self._remove_session(name, pooled)
         else:
             self._evict_if_requested(name, pooled)
@@ -657,7 +661,7 @@ class AdapterSessionPool:
             return True
         with suppress(OrtetError):
             return (
-                not pooled.session.parts.held_lease.is_released
+                not pooled.session.internals.held_lease.is_released
                 and pooled.session.programs.is_running()
             )
         return True

@@ -294,14 +294,16 @@ def _build_part(view: SessionReader, artifact: Artifact) -> types.Part:
     media = details.get("media", artifact.media or None)
     part = types.Part.model_validate(data)
     if artifact.kind == TEXT:
-        part.text = content_of(view.store.objects, artifact).decode("utf-8", "surrogatepass")
+        part.text = content_of(view.internals.store.objects, artifact).decode(
+            "utf-8", "surrogatepass"
+        )
     elif artifact.kind == LINK:
         file = {"file_uri": artifact.link or None, "mime_type": media, **details.get("file", {})}
         part.file_data = types.FileData.model_validate(file)
     else:
         part.inline_data = types.Blob(
             mime_type=media,
-            data=content_of(view.store.objects, artifact),
+            data=content_of(view.internals.store.objects, artifact),
             **details.get("blob", {}),
         )
     return part
@@ -328,11 +330,11 @@ def _is_adk_artifact(artifact: Artifact) -> bool:
 
 
 def _last(view: SessionReader, name: str) -> int:
-    return last_version(view.state.artifacts, name)
+    return last_version(view.internals.state.artifacts, name)
 
 
 def _get_version(view: SessionReader, name: str, version: int) -> Artifact:
-    artifact = view.state.artifacts.get(key_of(name, version))
+    artifact = view.internals.state.artifacts.get(key_of(name, version))
     assert artifact is not None  # Versions have no gaps.
     return artifact
 

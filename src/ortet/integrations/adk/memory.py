@@ -194,7 +194,7 @@ class OrtetMemoryService(BaseMemoryService):
             for memory in memories:
                 entry = memory.model_dump(mode="json", exclude_none=True)
                 entry["custom_metadata"] = {**metadata, **plain_state(memory.custom_metadata)}
-                entry["id"] = memory.id or session.store.new_id()
+                entry["id"] = memory.id or session.internals.store.new_id()
                 fact = {"id": entry["id"], "text": spoken_text(memory.content), "about": ""}
                 inputs += [
                     EventInput("fact", fact),
@@ -206,7 +206,7 @@ class OrtetMemoryService(BaseMemoryService):
         with suppress(NotFound), self._pool.writing(memory_name, create=False) as session:
             if id_ not in self._catch_up(session).forgotten_ids:
                 inputs = [EventInput(MEMORY_FORGOTTEN, {"id": id_})]
-                if session.state.facts.get(id_) is not None:
+                if session.internals.state.facts.get(id_) is not None:
                     inputs.append(EventInput("fact", {"id": id_, "gone": True, "why": "deleted"}))
                 append_events(session, inputs)
 
@@ -221,7 +221,7 @@ class OrtetMemoryService(BaseMemoryService):
                 query, k, tiers=None, at=None, on=None, since=None, scope=None
             )
             hits = recall.recall(
-                hub_of(view).session_manager.services, reach, parsed_query, explain=False
+                hub_of(view).internals.services, reach, parsed_query, explain=False
             )
             entries = {
                 entry.id: entry
@@ -235,7 +235,7 @@ class OrtetMemoryService(BaseMemoryService):
     def _recall_scope(
         self, hub: Hub, memory_name: str, memory: _UserMemory
     ) -> Iterable[recall.SearchableLog]:
-        sessions = hub.session_manager
+        sessions = hub.internals.session_manager
         for name, (id_, upto) in [(memory_name, ("", 0)), *memory.added_sessions.items()]:
             row = sessions.table.find(self._pool.agent, name)
             if row is not None and id_ in ("", row.id):
@@ -247,10 +247,10 @@ class OrtetMemoryService(BaseMemoryService):
                 yield recall.SearchableLog(path, lambda log=log: log, row)  # type: ignore[misc]
 
     def _catch_up(self, view: SessionReader) -> _UserMemory:
-        known, timeline = self._memories.pop(view.name, None), view.row.timeline
+        known, timeline = self._memories.pop(view.name, None), view.internals.row.timeline
         if known is None or known.timeline != timeline:
             known = _UserMemory(timeline)
-        upto = view.state.core.events
+        upto = view.internals.state.core.events
         for event in view.events(known.seq, upto) if known.seq < upto else ():
             known.apply(hub_of(view), event)
         known.seq = upto
@@ -265,7 +265,7 @@ def _entry(hub: Hub, reach: Sequence[recall.SearchableLog], hit: RecallHit) -> M
     """Convert a hit to an ADK memory entry; None if it is not from a service of this package."""
     holder = next(one for one in reach if _is_source(one.row, hit))
     last = hit.source.seq + 1 if hit.tier == "semantic" else hit.source.seq
-    for event in holder.events(hub.session_manager.services, hit.source.seq - 1, last):
+    for event in holder.events(hub.internals.services, hit.source.seq - 1, last):
         if event.kind == MEMORY_ENTRY:
             return MemoryEntry.model_validate(decode_field("entry", full_data(hub.store, event)))
         adk_event = event_of(hub, event)

@@ -150,11 +150,11 @@ def catch_up(state: AdkSessionState | None, view: SessionReader) -> AdkSessionSt
 
     Start again if the session changed its timeline.
     """
-    if state is None or state.timeline != view.row.timeline:
-        state = AdkSessionState(view.row.timeline)
-    upto = view.state.core.events
+    if state is None or state.timeline != view.internals.row.timeline:
+        state = AdkSessionState(view.internals.row.timeline)
+    upto = view.internals.state.core.events
     if state.seq > upto:
-        state = AdkSessionState(view.row.timeline)
+        state = AdkSessionState(view.internals.row.timeline)
     if state.seq < upto:
         for event in view.events(state.seq, upto):
             state.apply(hub_of(view), event)

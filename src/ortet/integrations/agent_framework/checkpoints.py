@@ -271,11 +271,11 @@ class _CheckpointIndex:
         self._events: dict[str, Event] = {}
 
     def events_by_id(self, view: SessionReader) -> dict[str, Event]:
-        newest = view.state.core.events
+        newest = view.internals.state.core.events
         is_same = self._view_ref is not None and self._view_ref() is view
-        if not is_same or view.event_log.timeline != self._timeline or newest < self._seq:
+        if not is_same or view.internals.event_log.timeline != self._timeline or newest < self._seq:
             self._view_ref = weakref.ref(view)
-            self._timeline, self._seq, self._events = view.event_log.timeline, 0, {}
+            self._timeline, self._seq, self._events = view.internals.event_log.timeline, 0, {}
         for event in view.events(self._seq, newest) if newest > self._seq else ():
             if event.erased:
                 continue

@@ -161,13 +161,13 @@ class OrtetHistoryProvider(HistoryProvider):
     def _read(self, name: str) -> list[Foreign]:
         try:
             with self._pool.reading(name) as view:
-                past = last_compaction(view.internals)
-                first = [] if past is None else system_messages(view.internals)
+                past = last_compaction(view.internals.context)
+                first = [] if past is None else system_messages(view.internals.context)
                 if past is not None and past.summary:
                     first.append(summary_message(past))
                 messages = [to_framework_message(message) for message in first]
                 messages += _framework_messages(view)
-                calling = view.state.core.calling
+                calling = view.internals.state.core.calling
                 return messages + [
                     result_of(call) for call in calling if call.id not in self._open_calls
                 ]
@@ -184,12 +184,13 @@ class OrtetHistoryProvider(HistoryProvider):
             check_properties(new)
             plain_messages = [message_of(message) for message in new]
             known = self._open_calls | answered_call_ids(new)
-            if any(call.id not in known for call in session.state.core.calling):
-                session.parts.navigation.close_tool_calls()  # They belong to a process that ended.
+            if any(call.id not in known for call in session.internals.state.core.calling):
+                # They belong to a process that ended.
+                session.internals.navigation.close_tool_calls()
             _record_session_id(session, session_id)
             with report_invalid_value("message", plain_messages):
                 append_messages(session, plain_messages)
-            waiting = {call.id for call in session.state.core.calling}
+            waiting = {call.id for call in session.internals.state.core.calling}
             self._open_calls = (self._open_calls - answered_call_ids(new)) | waiting
 
     def _record_usage(self, session_id: str | None, model: str, usage: dict[str, Any]) -> None:
@@ -204,5 +205,5 @@ def _framework_messages(view: SessionReader, last: int | None = None) -> list[Fo
 
 def _record_session_id(session: Session, session_id: str | None) -> None:
     """Record the framework's session id, if the session name does not equal it."""
-    if session.name != (session_id or "default") and session.state.core.events <= 1:
+    if session.name != (session_id or "default") and session.internals.state.core.events <= 1:
         session.record("agent-framework.session", {"session_id": session_id})

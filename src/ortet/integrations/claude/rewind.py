@@ -159,7 +159,7 @@ def _point(session: Session, transcript: LoadedTranscript, seq: int) -> _RewindP
     before, after = commits_around(session, seq, counts=_made_before(following))
     if before is not None and not _has_tool_activity(transcript, before[1], seq, results_in):
         return _RewindPoint(seq, before[0], exact=_is_tool_idle(session, transcript, before))
-    high = after[1] if after else session.state.core.events
+    high = after[1] if after else session.internals.state.core.events
     if not _has_tool_activity(transcript, seq, high, results_in):
         exact = not _has_tool_activity(transcript, seq, high, calls_in)
         settled = after is None or _is_tool_idle(session, transcript, after)
@@ -192,7 +192,7 @@ def _is_tool_idle(session: Session, transcript: LoadedTranscript, commit: tuple[
             called = entry
         else:
             calling = set() if is_prompt(entry) else (calling | calls_in(entry)) - results_in(entry)
-    when, commit_record = _time(called), session.store.history.read(oid)
+    when, commit_record = _time(called), session.internals.store.history.read(oid)
     in_time = (
         when is None or commit_record.time <= when or commit_record.message == FIRST_TURN_MESSAGE
     )

@@ -295,13 +295,13 @@ class OrtetSessionStore(SessionStore):
 
     def _catch_up(self, name: str, session: Session, key: SessionKey) -> _TranscriptState:
         """Update the cached state with events that other processes have written."""
-        known, timeline = self._states.pop(name, None), session.row.timeline
+        known, timeline = self._states.pop(name, None), session.internals.row.timeline
         if known is None or known.timeline != timeline:
             known = _TranscriptState(timeline)
         self._states[name] = known  # Move it to the end: the order is least recently used first.
         if len(self._states) > _MAX_CACHED_TRANSCRIPTS:
             del self._states[next(iter(self._states))]
-        upto, since = session.state.core.events, list[TranscriptEntry]()
+        upto, since = session.internals.state.core.events, list[TranscriptEntry]()
         for event in session.events(known.seq, upto):
             if event.kind == LISTING_EVENT and not event.erased:
                 known.listing_data, since = data_of(hub_of(session), event), []
@@ -350,7 +350,7 @@ class OrtetSessionStore(SessionStore):
         for other in self._pool.names(f"{name}/"):
             if other.count("/") == depth - 1:
                 with self._pool.hub() as hub:
-                    sessions = hub.session_manager
+                    sessions = hub.internals.session_manager
                     row = sessions.table.find(self._pool.agent, other)
                     listing = (
                         read_listing(hub, session_event_log(sessions.services, row))
@@ -383,7 +383,7 @@ class OrtetSessionStore(SessionStore):
             copy = run_with_sweep_retry(
                 hub.store, lambda: _fork_at(session, transcript_session_name(new), seq)
             )
-            copied = read_listing(hub, copy.event_log)
+            copied = read_listing(hub, copy.internals.event_log)
             data = copied.data if copied is not None else {}
             append_events(
                 copy,
@@ -404,7 +404,7 @@ class OrtetSessionStore(SessionStore):
             if row.directory == self._workspace_path and row.files == "inplace":
                 return workspace
         files = hub.workspace(self._workspace_path, files="inplace")
-        other = hub.session_manager.table.find_by_branch(files.name)
+        other = hub.internals.session_manager.table.find_by_branch(files.name)
         if other is not None:
             files.close()
             raise Conflict(
@@ -422,11 +422,14 @@ class OrtetSessionStore(SessionStore):
 
 def _fork_at(session: Session, name: str, seq: int | None) -> Session:
     """Fork the session under `name`, at its head or at event `seq`."""
-    with session.store.writing():  # The commit may be reachable only by its id.
+    with session.internals.store.writing():  # The commit may be reachable only by its id.
         point = from_hex(session.commit("fork point").oid)
         if seq is not None:
             point = commit_at(
-                hub_of(session).session_manager.services, session.row, session.event_log, seq
+                hub_of(session).internals.services,
+                session.internals.row,
+                session.internals.event_log,
+                seq,
             )
         return fork_named_session(session, name, point)
 

@@ -405,10 +405,12 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
                     f"there is a thread {target_thread_id!r} already: delete it, or take another",
                 )
             data = {"id": target_thread_id}
-            named = [] if thread.id is not None else [session.parts.pipeline.draft(THREAD, data)]
-            session.parts.pipeline.begin_change()
-            after = session.parts.pipeline.writer.tip.seq + len(named)
-            session.parts.pipeline.writer.add(*named, *copy_events(events, after), durable=True)
+            named = (
+                [] if thread.id is not None else [session.internals.pipeline.draft(THREAD, data)]
+            )
+            session.internals.pipeline.begin_change()
+            after = session.internals.pipeline.writer.tip.seq + len(named)
+            session.internals.pipeline.writer.add(*named, *copy_events(events, after), durable=True)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete old checkpoints of threads.

@@ -99,9 +99,13 @@ class GraphThreadStore:
         if held is None:
             self._forget_erased(hub, tid, 0)
             return self.pool.journal(session_name(tid)), 0
-        fence = held.parts.held_lease.lease.fence
+        fence = held.internals.held_lease.lease.fence
         self._forget_erased(hub, tid, fence)
-        return (held.row, held.event_log, held.parts.pipeline.writer.tip.seq), fence
+        return (
+            held.internals.row,
+            held.internals.event_log,
+            held.internals.pipeline.writer.tip.seq,
+        ), fence
 
     def _load_head(self, hub: Hub, tid: str, journal: _SessionJournal) -> GraphThread | None:
         row, line, last = journal
@@ -125,14 +129,18 @@ class GraphThreadStore:
             options["workspace"] = where(tid) if callable(where) else where
         with self.pool.writing(session_name(tid), **options) as session:
             fence, last = (
-                session.parts.held_lease.lease.fence,
-                session.parts.pipeline.writer.tip.seq,
+                session.internals.held_lease.lease.fence,
+                session.internals.pipeline.writer.tip.seq,
             )
             self._forget_erased(hub_of(session), tid, fence)
-            thread = self._catch_up(tid, session.row, session.event_log, last, fence=fence)
+            thread = self._catch_up(
+                tid, session.internals.row, session.internals.event_log, last, fence=fence
+            )
             if thread.seq < last:  # Events of a checkpoint that failed are not flushed yet.
-                session.parts.pipeline.writer.flush()
-                thread = self._catch_up(tid, session.row, session.event_log, last, fence=fence)
+                session.internals.pipeline.writer.flush()
+                thread = self._catch_up(
+                    tid, session.internals.row, session.internals.event_log, last, fence=fence
+                )
             try:
                 yield session, thread
             except BaseException:
@@ -169,7 +177,7 @@ class GraphThreadStore:
 
     def flush(self, session: Session, thread: GraphThread) -> None:
         """Make all added records durable."""
-        session.parts.pipeline.writer.flush()
+        session.internals.pipeline.writer.flush()
         self._mark_stored(thread, thread.seq)
 
     @contextmanager
@@ -225,9 +233,9 @@ class GraphThreadStore:
         with self.pool.hub():
             if thread.durable_seq >= event.seq:
                 return
-            if not session.parts.held_lease.is_released:
+            if not session.internals.held_lease.is_released:
                 try:
-                    session.parts.pipeline.writer.flush()
+                    session.internals.pipeline.writer.flush()
                 except BaseException:
                     # The cached thread is ahead of the store: drop it, so that it is read again.
                     self._threads = OrderedDict(
@@ -322,5 +330,5 @@ def _is_stored(session: Session, event: Event) -> bool:
 
     Releasing a session flushes its pending events, unless the lease was already lost.
     """
-    stored = session.event_log.event(session.event_log.timeline, event.seq)
+    stored = session.internals.event_log.event(session.internals.event_log.timeline, event.seq)
     return stored is not None and stored.hash == event.hash

@@ -44,9 +44,11 @@ def append(
     Messages of a branch that the record leaves are marked as superseded. With `durable` False the
     record is stored with the next durable one, or when the session is flushed.
     """
-    session.parts.pipeline.begin_change()
+    session.internals.pipeline.begin_change()
     hub, (kind, data) = hub_of(session), record
-    aside = superseded_event_data(thread, kind, data, encoder.new_parts, session.state.core.aside)
+    aside = superseded_event_data(
+        thread, kind, data, encoder.new_parts, session.internals.state.core.aside
+    )
 
     def add() -> tuple[list[Event], list[list[ValuePart]]]:
         with hub.store.writing() if encoder.large_values else nullcontext():
@@ -70,11 +72,11 @@ def append(
             whole = {**data, "new": _part_records(last)} if last else data
             drafts.append(Draft(kind, whole, hub.store.author, refs))
             rows = (
-                head_index_rows(session.id, thread, session.parts.pipeline.writer.tip)
+                head_index_rows(session.id, thread, session.internals.pipeline.writer.tip)
                 if kind == PUT
                 else ()
             )
-            events = session.parts.pipeline.writer.add(
+            events = session.internals.pipeline.writer.add(
                 *drafts, rows=rows, durable=durable or bool(refs)
             )
         return events, [[part] for part in message_parts] + [*groups, last]
@@ -87,7 +89,7 @@ def append(
     if thread.id is None:
         thread.id = thread_id
     thread.apply_record(kind, data, events[-1].seq)
-    session.parts.pipeline.auto_commit_if_due(kind, data)
+    session.internals.pipeline.auto_commit_if_due(kind, data)
     return events[-1]
 
 

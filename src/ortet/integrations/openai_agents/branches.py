@@ -88,10 +88,13 @@ class ConversationBranches:
         self, session: Session, seq: int, base: str, *, exact_name: bool
     ) -> tuple[str, Session]:
         def make() -> tuple[str, Session]:
-            with session.store.writing():
+            with session.internals.store.writing():
                 session.commit("before a branch")
                 point = commit_at(
-                    session.parts.manager.services, session.row, session.event_log, seq - 1
+                    session.internals.manager.services,
+                    session.internals.row,
+                    session.internals.event_log,
+                    seq - 1,
                 )
                 return self._fork(session, point, base, exact_name=exact_name)
 
@@ -108,7 +111,7 @@ class ConversationBranches:
             tail = session_name(id_)
             if tail not in used and id_ != MAIN_BRANCH:
                 named = NamedForks((tail,), lambda _: ())
-                (fork,) = fork_named(session.parts.manager, session, point, named)
+                (fork,) = fork_named(session.internals.manager, session, point, named)
                 return id_, fork
             if exact_name:
                 break
@@ -150,7 +153,7 @@ class ConversationBranches:
             "message_count": len(items),
             "user_turns": sum(map(is_user, items)),
             "is_current": id_ == self._conversation.branch,
-            "created_at": datetime.fromtimestamp(view.row.created / 1e9, UTC).isoformat(),
+            "created_at": datetime.fromtimestamp(view.internals.row.created / 1e9, UTC).isoformat(),
             "session": view.name,
         }
 

@@ -62,11 +62,11 @@ async def compaction_snapshot(
 
 
 def _stored_items(view: SessionReader) -> tuple[str, list[SeqItem]] | None:
-    past = last_compaction(view.internals)
+    past = last_compaction(view.internals.context)
     if past is not None and (past.summary or past.rules):
         return None
     items = [(stored.seq, stored.item) for stored in item_cache_for(view).stored_items(view)]
-    return view.event_log.timeline, items
+    return view.internals.event_log.timeline, items
 
 
 def _replace_tail(

@@ -255,19 +255,19 @@ class OpenAIConversation:
         messages = messages_of(items)
         writing = self.pool.writing(self._current_name, **self._options)
         with report_invalid_value("item", items), writing as session:
-            if calling := session.state.core.calling:
+            if calling := session.internals.state.core.calling:
                 known = {message.get("tool_call_id") for message in messages} | self.open_calls
                 if any(call.id not in known for call in calling):
                     # They belong to a process that ended.
-                    session.parts.navigation.close_tool_calls()
+                    session.internals.navigation.close_tool_calls()
             if self.name != self.session_id:
                 self._record_session_id(session)
             append_messages(session, messages)
-            self.open_calls = {call.id for call in session.state.core.calling}
+            self.open_calls = {call.id for call in session.internals.state.core.calling}
 
     def _record_session_id(self, session: Session) -> None:
         """Record the session id of the SDK, if the session name does not equal it."""
-        if session.state.core.events <= 1:
+        if session.internals.state.core.events <= 1:
             session.record("openai.session", {"session_id": self.session_id})
 
     def pop(self) -> Any:

@@ -85,8 +85,8 @@ class ItemCache:
         return stored
 
     def _catch_up(self, view: SessionReader) -> None:
-        core = view.state.core
-        key = (view.event_log.timeline, core.since, core.summary)
+        core = view.internals.state.core
+        key = (view.internals.event_log.timeline, core.since, core.summary)
         if key != self._key or core.events < self._seq:
             self._read(view, key)
             return
@@ -103,10 +103,10 @@ class ItemCache:
             self._seq = core.events
 
     def _read(self, view: SessionReader, key: tuple[str, int, int]) -> None:
-        self._key, self._seq = key, view.state.core.events
+        self._key, self._seq = key, view.internals.state.core.events
         self._message_spans, self._items = [], []
-        past = last_compaction(view.internals)
-        first = [] if past is None else system_messages(view.internals)
+        past = last_compaction(view.internals.context)
+        first = [] if past is None else system_messages(view.internals.context)
         if past is not None and past.summary:
             first.append(summary_message(past))
         self._leading_items = [_encode(item) for _, items in items_of(first) for item in items]
@@ -140,7 +140,7 @@ class ItemCache:
                 break
             end = message_spans[at - 1].end if at else 0
         shown = self._items[:end] if end < len(self._items) else self._items
-        waiting = [call for call in view.state.core.calling if call.id not in open_calls]
+        waiting = [call for call in view.internals.state.core.calling if call.id not in open_calls]
         if not waiting:
             return shown
         tail = _decode_items(shown[-_UNANSWERED_CALL_WINDOW:])
@@ -170,7 +170,7 @@ def messages_with_items(
 
 def newest_messages(view: SessionReader) -> Iterator[tuple[Message, list[Item]]]:
     """Yield messages with their items, newest first; older ones are read on demand."""
-    count, seen = _FIRST_PAGE, view.state.core.events + 1
+    count, seen = _FIRST_PAGE, view.internals.state.core.events + 1
     while True:
         pairs = messages_with_items(view, count)
         yield from (pair for pair in reversed(pairs) if pair[0].seq < seen)

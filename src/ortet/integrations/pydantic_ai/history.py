@@ -193,7 +193,7 @@ class OrtetHistory:
             with self._pool.reading(self._name) as view:
                 first = _summary(view)
                 plains = [*first, *(_stored_dumps(view))]
-                calling = list(view.state.core.calling)
+                calling = list(view.internals.state.core.calling)
         except NotFound as error:
             if error.kind != "no_session":
                 raise
@@ -250,7 +250,7 @@ class OrtetHistory:
 
     def _record_session_id(self, session: Session) -> None:
         """Record the program's session id, if the session name does not equal it."""
-        if self._name != self.session_id and session.state.core.events <= 1:
+        if self._name != self.session_id and session.internals.state.core.events <= 1:
             session.record("pydantic-ai.session", {"session_id": self.session_id})
 
 
@@ -260,10 +260,10 @@ def _stored_dumps(view: SessionReader, last: int | None = None) -> list[MessageD
 
 
 def _summary(view: SessionReader) -> list[MessageDump]:
-    past = last_compaction(view.internals)
+    past = last_compaction(view.internals.context)
     if past is None:
         return []
-    first = system_messages(view.internals)
+    first = system_messages(view.internals.context)
     return [to_dump(one) for one in ([*first, summary_message(past)] if past.summary else first)]
 
 
@@ -278,10 +278,10 @@ def _count_stored(view: SessionReader, dumps: Sequence[MessageDump]) -> int:
 
 def _close_open_calls(session: Session, new: Sequence[MessageDump]) -> None:
     """Close the calls of a process that ended, unless their results come now."""
-    calling: list[ToolCall] = list(session.state.core.calling)
+    calling: list[ToolCall] = list(session.internals.state.core.calling)
     answered = {part.get("tool_call_id") for part in new[0].get("parts", ())}
     if calling and not answered.intersection(call.id for call in calling):
-        session.parts.navigation.close_tool_calls()
+        session.internals.navigation.close_tool_calls()
 
 
 def _record_usage(session: Session, new: Sequence[MessageDump]) -> None:

@@ -113,7 +113,7 @@ class ImportBatch:
 
         If that is not enough, return a draft of the raw line.
         """
-        fitting = msgspec.structs.replace(draft, actor=self._session.store.author)
+        fitting = msgspec.structs.replace(draft, actor=self._session.internals.store.author)
         if set(draft.data) == {"line"}:
             return self._raw_line_draft(fitting, raw())
         for limit in _SPILL_TEXT_LIMITS:
@@ -146,11 +146,13 @@ class ImportBatch:
         key = key_of(draft.data)
         data: dict[str, Any] = {"line": key} if key else {}
         if len(raw) <= _MAX_INLINE_BYTES // 2:
-            return Draft(f"{self._tool}.line", data | encode_raw(raw), self._session.store.author)
+            return Draft(
+                f"{self._tool}.line", data | encode_raw(raw), self._session.internals.store.author
+            )
         content = store_content(self._session, raw)
         data["raw"] = encode_raw(raw[:_RAW_PREVIEW_BYTES]).get("raw", "") + "…"
         data[SPILL_KEY] = [[["raw"], {"oid": content.oid, "size": content.size}]]
-        return Draft(f"{self._tool}.line", data, self._session.store.author, content.refs)
+        return Draft(f"{self._tool}.line", data, self._session.internals.store.author, content.refs)
 
 
 def _size(draft: Draft) -> int | None:

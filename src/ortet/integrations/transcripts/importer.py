@@ -72,15 +72,15 @@ class LineEventCache:
         self._read: dict[str, list[LineEvent]] = {}
 
     def read_events(self, view: SessionReader) -> Iterator[LineEvent]:
-        spans = view.event_log.timeline_spans()
+        spans = view.internals.event_log.timeline_spans()
         if not spans or spans[0].after:  # The earlier events were written on another host.
-            yield from map(_line_event, view.event_log.events())
+            yield from map(_line_event, view.internals.event_log.events())
             return
         for span in spans:
             known = self._read.setdefault(span.timeline, [])
             reached = span.after + len(known)
             if reached < span.upto:
-                known += map(_line_event, view.event_log.events(reached, span.upto))
+                known += map(_line_event, view.internals.event_log.events(reached, span.upto))
             yield from islice(known, span.upto - span.after)
 
 
@@ -119,7 +119,9 @@ def _is_automatic(event: Event) -> bool:
 
 def pending_effects(session: SessionReader) -> LoadPendingEffects:
     def find() -> dict[str, Mapping[str, Any]]:
-        begun = [effect.begun for effect in session.state.effects if effect.state in _OPEN]
+        begun = [
+            effect.begun for effect in session.internals.state.effects if effect.state in _OPEN
+        ]
         events = [event for seq in begun for event in session.events(seq - 1, seq)]
         return {str(event.data.get("call", "")): event.data for event in events}
 
@@ -338,7 +340,7 @@ class ConversationImport:
         return session
 
     def _session_exists(self, name: str) -> bool:
-        return self._hub.session_manager.table.is_taken(self._agent, name)
+        return self._hub.internals.session_manager.table.is_taken(self._agent, name)
 
     def _abandoned_lines(self) -> list[str]:
         """Return the imported lines of the main conversation that are now on a branch."""

@@ -94,7 +94,9 @@ def decide(
     """Record a decision with its reason and the rejected options. Compaction never removes it."""
     with desk.open_session() as session:
         id_ = session.decide(text, why=why, instead_of=instead_of)
-        return RecordedToolResult(session.id, session.event_log.tip().seq, "decision", id_)
+        return RecordedToolResult(
+            session.id, session.internals.event_log.tip().seq, "decision", id_
+        )
 
 
 class PlanToolResult(ToolResult, frozen=True):
@@ -224,7 +226,9 @@ def journal_page(
         found = list(islice(filter(wanted, view.events(after)), limit + 1))
         found, more = found[:limit], len(found) > limit
     numbered = [event.seq for event in found if not event.waiting]
-    last = numbered[-1] if more and numbered else max(view.event_log.tip().seq, after or 0)
+    last = (
+        numbered[-1] if more and numbered else max(view.internals.event_log.tip().seq, after or 0)
+    )
     return JournalToolResult(view.id, [_event(event) for event in found], last, more)
 
 
@@ -232,10 +236,10 @@ def _newest(
     view: SessionReader, limit: int, is_wanted: Callable[[events.Event], bool]
 ) -> list[events.Event]:
     """Read from the end, so that the cost does not depend on the length of the session."""
-    tip, look = view.event_log.tip().seq, limit
+    tip, look = view.internals.event_log.tip().seq, limit
     waiting = list(view.events(tip))
     while True:
-        found = list(filter(is_wanted, [*view.event_log.newest(look), *waiting]))
+        found = list(filter(is_wanted, [*view.internals.event_log.newest(look), *waiting]))
         if len(found) >= limit or look >= tip:
             return found[-limit:]
         look *= 4

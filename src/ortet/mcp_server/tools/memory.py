@@ -94,7 +94,7 @@ def learn(
                 supersedes=_superseded_id(session, supersedes),
             )
         return RecordedToolResult(
-            session.id, session.event_log.tip().seq, "lesson" if lesson else "fact", id_
+            session.id, session.internals.event_log.tip().seq, "lesson" if lesson else "fact", id_
         )
 
 

@@ -159,7 +159,7 @@ def commit(
         made = session.commit(message, allow_secrets=allow_secrets)
         created = before is None or before.oid != made.oid
         found = changed_files(desk, before.oid if before else None, made.oid) if created else []
-        losses = session.machine.losses if session.row.has_files else []
+        losses = session.machine.losses if session.internals.row.has_files else []
         return CommitToolResult(
             commit_of(made), created, len(found), changes_of(found), losses_of(losses)
         )
@@ -291,14 +291,14 @@ def fork(
     with desk.open_session() as session:
         made = []
         for kid in session.fork(n, machine=machine):
-            files = kid.machine if machine and kid.row.has_files else None
+            files = kid.machine if machine and kid.internals.row.has_files else None
             path = str(files.path) if files is not None and files.engine == "folder" else ""
             head = kid.head
             made.append(
                 Copy(
                     kid.name,
                     kid.id,
-                    kid.row.branch,
+                    kid.internals.row.branch,
                     files.engine if files is not None else "",
                     path,
                     head.oid if head else "",

@@ -52,7 +52,7 @@ def effects(view: SessionReader, ask: ListEffects) -> Page[Effect]:
     """
     found = [
         one
-        for one in (unsettled_of(view.internals) if ask.open else view.effects())
+        for one in (unsettled_of(view.internals.context) if ask.open else view.effects())
         if ask.state in (None, one.state)
         and ask.name in (None, one.name)
         and ask.key in (None, one.key)
@@ -159,7 +159,7 @@ def all_approvals(hub: Hub, ask: Paged, caller: Caller) -> Page[Waiting]:
     """List the approvals that wait for an answer, in all sessions that the token may see."""
     found = [
         Waiting(row.id, row.name, row.agent, one)
-        for row, one in pending_approvals(hub.session_manager.services, caller.sees)
+        for row, one in pending_approvals(hub.internals.services, caller.sees)
     ]
     return paginate(found, ask, lambda one: f"{one.session}/{one.approval.id}")
 

@@ -61,7 +61,7 @@ def artifact(session: Session, ask: KeepArtifact) -> Artifact:
     """
     if ask.link and ask.data is not None:
         raise Invalid("bad_request", "link and data exclude each other: give one of them")
-    if not ask.link and ask.data is None and not session.row.has_files:
+    if not ask.link and ask.data is None and not session.internals.row.has_files:
         raise Invalid("no_workspace", f"the session has no file {ask.name!r}: give link or data")
     return session.artifact(
         ask.name, link=ask.link, data=ask.data, kind=ask.kind, media=ask.media, why=ask.why

@@ -53,7 +53,7 @@ def _counters(amounts: dict[str, _Amount]) -> dict[str, _Amount]:
 
 
 def _budget(view: SessionReader) -> BudgetInfo:
-    account = levels(view.store.catalog, view.row)[0].account
+    account = levels(view.internals.store.catalog, view.internals.row)[0].account
     return BudgetInfo(
         view.accounting.limits(),
         account.soft,
@@ -106,7 +106,7 @@ class Spent(msgspec.Struct, frozen=True):
 @operation("POST", "/sessions/{session}/spend", status=201)
 def spend(session: Session, ask: Spend) -> Spent:
     """Record that a part of the budget was spent."""
-    before, stopped = session.event_log.tip().seq, None
+    before, stopped = session.internals.event_log.tip().seq, None
     try:
         event = session.spend(model=ask.model, **_counters(ask.amounts))
     except Refused as error:
@@ -140,7 +140,7 @@ class CallModel(OperationRequest, frozen=True):
 @operation("POST", "/sessions/{session}/model-calls", status=201)
 def model_call(session: Session, ask: CallModel) -> Spent:
     """Record a call of a model, and spend its usage."""
-    before, stopped = session.event_log.tip().seq, None
+    before, stopped = session.internals.event_log.tip().seq, None
     given = (ask.provider, ask.model, ask.params, ask.usage, ask.request, ask.response)
     try:
         event = session.accounting.model_call(*given)

@@ -77,7 +77,7 @@ def _forwards(view: SessionReader, ask: ListEvents) -> Iterator[Event]:
 def _backwards(view: SessionReader, ask: ListEvents) -> Iterator[Event]:
     """Yield events from the newest back, in batches, because the log can only be read forwards."""
     at = _cursor_seq(ask)
-    tip = view.event_log.tip().seq
+    tip = view.internals.event_log.tip().seq
     if at is None and ask.upto is None:
         yield from [event for event in view.events(tip) if event.waiting]
     upto = min(tip, at - 1 if at is not None else tip, tip if ask.upto is None else ask.upto)

@@ -152,7 +152,7 @@ class BrowserInfo(msgspec.Struct, frozen=True):
 
 
 def _browser(view: SessionReader) -> BrowserInfo:
-    known = view.state.browsers.get(BROWSER)
+    known = view.internals.state.browsers.get(BROWSER)
     return BrowserInfo(known.urls, known.storage) if known else BrowserInfo([], "")
 
 
@@ -189,6 +189,6 @@ def handover(view: SessionReader) -> HandoverText:
     written.
     """
     files = handovers.contents(
-        view.internals, ProgressLog(), view.briefing(handovers.BRIEFING_TOKENS).markdown
+        view.internals.context, ProgressLog(), view.briefing(handovers.BRIEFING_TOKENS).markdown
     )
     return HandoverText({name: text.decode("utf-8", "replace") for name, text in files.items()})

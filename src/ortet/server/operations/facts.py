@@ -86,7 +86,7 @@ def learn(session: Session, ask: Learn, caller: Caller) -> Fact:
     made = session.learn(
         ask.text,
         about=ask.about,
-        scope=check_scope_visible(caller, ask.scope, session.row.scopes),
+        scope=check_scope_visible(caller, ask.scope, session.internals.row.scopes),
         confidence=ask.confidence,
         since=parse_time(hub_of(session), "since", ask.since),
         until=parse_time(hub_of(session), "until", ask.until, ahead=True),
@@ -105,7 +105,7 @@ class Lesson(OperationRequest, frozen=True):
 @operation("POST", "/sessions/{session}/lessons", status=201)
 def lesson(session: Session, ask: Lesson, caller: Caller) -> Fact:
     """Learn a lesson from a failure."""
-    scope = check_scope_visible(caller, ask.scope, session.row.scopes)
+    scope = check_scope_visible(caller, ask.scope, session.internals.row.scopes)
     return session.memory.fact(session.lesson(ask.text, about=ask.about, scope=scope))
 
 
@@ -205,4 +205,4 @@ def memory_diff(hub: Hub, ask: DiffMemory, caller: Caller) -> MemoryDiff:
     may name only commits of their sessions.
     """
     del caller  # the hub resolves only commits that the caller may see
-    return hub.memory_diff(ask.old, ask.new)
+    return hub.memory.diff(ask.old, ask.new)

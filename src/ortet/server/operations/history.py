@@ -85,7 +85,7 @@ def list_commits(view: SessionReader, ask: ListCommits, caller: Caller) -> Page[
     head = view.head
     if head is None and ask.ref in ("HEAD", "@"):
         return Page([])
-    return log_page(hub_of(view), ask, caller, branch=view.row.branch)
+    return log_page(hub_of(view), ask, caller, branch=view.internals.row.branch)
 
 
 class ListAll(ListCommits, frozen=True):
@@ -145,9 +145,9 @@ def show_own_commit(view: SessionReader, ask: ShowCommit, caller: Caller) -> Com
 
 
 def commit_page(hub: Hub, oid: Oid, ask: ShowCommit, caller: Caller) -> CommitPage:
-    found = explain_commit(hub.session_manager.services, oid, limit=max(ask.reasons, 1))
+    found = explain_commit(hub.internals.services, oid, limit=max(ask.reasons, 1))
     commit = with_names(found.commit, names_of(hub, caller))
-    working = (hub.session_manager.table.find_by_branch(name) for name in commit.refs)
+    working = (hub.internals.session_manager.table.find_by_branch(name) for name in commit.refs)
     return CommitPage(
         commit=commit,
         sessions=[row.id for row in working if row is not None],
@@ -198,7 +198,7 @@ def diff(hub: Hub, ask: DiffWith, caller: Caller) -> Difference:
     """Compare two commits: files, facts, plan and messages."""
     del caller  # the hub resolves only commits that the caller may see
     old, new = hub.refs.resolve(ask.old), hub.refs.resolve(ask.new)
-    found = compare(hub.session_manager.services, old, new, limit=max(ask.messages, 1))
+    found = compare(hub.internals.services, old, new, limit=max(ask.messages, 1))
     return _difference(hub, old, new, found, ask)
 
 
@@ -273,7 +273,7 @@ def file_changes(
 
 def resolve_ref(view: SessionReader, ref: str) -> Oid:
     """Return the commit of a reference. HEAD is that of the session."""
-    return view.store.refs.resolve(ref, default_branch=view.row.branch)
+    return view.internals.store.refs.resolve(ref, default_branch=view.internals.row.branch)
 
 
 def names_of(hub: Hub, caller: Caller) -> dict[str, list[str]]:

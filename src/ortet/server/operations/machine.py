@@ -126,7 +126,7 @@ def start_machine(session: Session) -> MachineInfo:
     can.
     """
     machine = session.machine
-    return _info(session.row, machine.row, machine)
+    return _info(session.internals.row, machine.row, machine)
 
 
 def _info(row: SessionRow, files: WorkspaceRow | None, machine: Workspace | None) -> MachineInfo:

@@ -61,7 +61,7 @@ class MergedInfo(msgspec.Struct, frozen=True):
 @operation("POST", "/sessions/{session}/merge", moves_head=True)
 def merge(session: Session, ask: Merge, caller: Caller, pool: SessionPool) -> MergedInfo:
     """Merge another session, branch or commit into a session: facts, messages and files."""
-    check_move_access(caller, session.row, hub=hub_of(session), parts=("files",))
+    check_move_access(caller, session.internals.row, hub=hub_of(session), parts=("files",))
     with _open_other(session, ask.other, caller, pool) as other:
         found = session.merge(other, message=ask.message, favor=ask.favor)
     return MergedInfo(
@@ -80,7 +80,7 @@ def adopt(session: Session, ask: Adopt, caller: Caller, pool: SessionPool) -> Mo
     """Replace the state and files of a session by those of another. The previous head stays in the
     reflog.
     """
-    check_move_access(caller, session.row, hub=hub_of(session))
+    check_move_access(caller, session.internals.row, hub=hub_of(session))
     with _open_other(session, ask.other, caller, pool) as other:
         return restore_info(session, session.adopt(other))
 
@@ -120,7 +120,9 @@ def whatif(pool: SessionPool, ask: WhatIf, caller: Caller) -> Listed:
     with pool.hub() as hub:
         if ask.machine:
             check_move_access(caller, row, hub=hub, parts=FORK_PARTS)
-        return session_summary(hub.whatif(row.id, ask.at, machine=ask.machine, **change).row)
+        return session_summary(
+            hub.whatif(row.id, ask.at, machine=ask.machine, **change).internals.row
+        )
 
 
 # Internal helpers
@@ -148,7 +150,7 @@ def _find_session(
 
     A session of an agent that the caller may not see is treated as not existing.
     """
-    row = hub_of(session).session_manager.table.find_by_branch(name)
+    row = hub_of(session).internals.session_manager.table.find_by_branch(name)
     if row is None or not caller.sees(row.agent):
         try:
             row = pool.row(name, caller.sees)

@@ -86,14 +86,16 @@ def fork(session: Session, ask: ForkSessionRequest, caller: Caller) -> SessionFo
         raise Invalid("bad_request", "`at` and `event` exclude each other: leave one of them out")
     at = resolve_ref(session, ask.at) if ask.at is not None else None
     if ask.machine:
-        check_move_access(caller, session.row, hub=hub_of(session), parts=FORK_PARTS, commit=at)
+        check_move_access(
+            caller, session.internals.row, hub=hub_of(session), parts=FORK_PARTS, commit=at
+        )
     if ask.event is not None:
         made = fork_behind(session, ask.event, n=ask.n, names=ask.names, machine=ask.machine)
     elif ask.names or at is not None:
         made = fork_at(session, at, n=ask.n, names=ask.names, machine=ask.machine)
     else:
         made = session.fork(ask.n, machine=ask.machine)
-    return SessionForks([session_summary(one.row) for one in made])
+    return SessionForks([session_summary(one.internals.row) for one in made])
 
 
 class Restore(OperationRequest, frozen=True):
@@ -117,7 +119,9 @@ def restore(session: Session, ask: Restore, caller: Caller) -> MoveOutcome:
     target = resolve_ref(session, ask.ref)
     if ask.restart:
         caller.need_host()
-    check_move_access(caller, session.row, hub=hub_of(session), parts=ask.only, commit=target)
+    check_move_access(
+        caller, session.internals.row, hub=hub_of(session), parts=ask.only, commit=target
+    )
     left = count_forgotten_events(session, target) if ask.only is None or "mind" in ask.only else 0
     found = session.restore(to_hex(target), only=ask.only, restart=ask.restart)
     return restore_info(session, found, forgotten_events=left)
@@ -137,9 +141,13 @@ def _preview_rewind(view: SessionReader, ask: Back) -> MoveOutcome:
 @operation("POST", "/sessions/{session}/rewind", moves_head=True, preview=_preview_rewind)
 def rewind(session: Session, ask: Back, caller: Caller) -> MoveOutcome:
     """Restore the n-th commit before the head of the branch."""
-    check_move_access(caller, session.row, hub=hub_of(session))
+    check_move_access(caller, session.internals.row, hub=hub_of(session))
     head = session.head
-    at = session.store.history.nth_parent(from_hex(head.oid), ask.n) if head is not None else None
+    at = (
+        session.internals.store.history.nth_parent(from_hex(head.oid), ask.n)
+        if head is not None
+        else None
+    )
     left = count_forgotten_events(session, at) if at is not None else 0
     return restore_info(session, session.rewind(ask.n), forgotten_events=left)
 
@@ -151,7 +159,7 @@ def _preview_undo(view: SessionReader, ask: Back) -> MoveOutcome:
 @operation("POST", "/sessions/{session}/undo", moves_head=True, preview=_preview_undo)
 def undo(session: Session, ask: Back, caller: Caller) -> MoveOutcome:
     """Undo the last n moves of the branch. Uncommitted changes count as the first of them."""
-    check_move_access(caller, session.row, hub=hub_of(session))
+    check_move_access(caller, session.internals.row, hub=hub_of(session))
     return undo_info(session, session.undo(ask.n))
 
 
@@ -164,5 +172,5 @@ def redo(session: Session, ask: Back, caller: Caller) -> MoveOutcome:
     """Redo the last n moves that were undone. This is not possible after a new move of the
     branch.
     """
-    check_move_access(caller, session.row, hub=hub_of(session))
+    check_move_access(caller, session.internals.row, hub=hub_of(session))
     return undo_info(session, session.redo(ask.n))

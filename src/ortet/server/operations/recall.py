@@ -82,7 +82,7 @@ def _recollection(recalled: RecallResult) -> Recollection:
 @operation("GET", "/sessions/{session}/recall")
 def recall(view: SessionReader, ask: Recall, caller: Caller) -> Recollection:
     """Find the memories of a session, and of its shared memory, that are nearest to a question."""
-    check_scope_visible(caller, ask.scope, view.row.scopes)
+    check_scope_visible(caller, ask.scope, view.internals.row.scopes)
     return _recollection(view.recall(ask.query, ask.k, **_recall_options(hub_of(view), ask)))
 
 
@@ -91,7 +91,9 @@ def recall_anywhere(hub: Hub, ask: RecallAnywhere, caller: Caller) -> Recollecti
     """Find the memories that are nearest to a question, in many sessions and in their shared
     memory.
     """
-    row = visible_session(hub, caller, ask.session).row if ask.session is not None else None
+    row = (
+        visible_session(hub, caller, ask.session).internals.row if ask.session is not None else None
+    )
     check_scope_visible(caller, ask.scope, row.scopes if row is not None else ())
     agents = _agents(caller, ask.agent)
     asked = _recall_options(hub, ask)
@@ -138,7 +140,7 @@ def all_episodes(hub: Hub, ask: ListAllEpisodes, caller: Caller) -> Page[Episode
     agents = _agents(caller, ask.agent)
     found: dict[str, Episode] = {}
     for agent in [agents] if agents is None or isinstance(agents, str) else agents:
-        told = hub.episodes(
+        told = hub.memory.episodes(
             agent=agent,
             since=parse_time(hub, "since", ask.since),
             until=parse_time(hub, "until", ask.until),
@@ -184,4 +186,4 @@ def consolidate(hub: Hub, ask: Consolidate, caller: Caller) -> ConsolidationRepo
     """Extract facts from the episodes of an agent, each with its source event. Existing facts are
     not changed.
     """
-    return hub.consolidate(check_agent_visible(caller, ask.agent), dry_run=ask.dry_run)
+    return hub.memory.consolidate(check_agent_visible(caller, ask.agent), dry_run=ask.dry_run)

@@ -97,7 +97,7 @@ class Deleted(msgspec.Struct, frozen=True):
 @operation("DELETE", "/branches/{name}", needs="admin")
 def delete_branch(hub: Hub, ask: OneRef) -> Deleted:
     """Delete a branch that belongs to no workspace and no session."""
-    return Deleted(ask.name, to_hex(branches.delete(hub.session_manager, ask.name)))
+    return Deleted(ask.name, to_hex(branches.delete(hub.internals.session_manager, ask.name)))
 
 
 @operation("GET", "/tags", filtered=True)
@@ -147,7 +147,7 @@ class Moved(msgspec.Struct, frozen=True):
 @operation("GET", "/sessions/{session}/reflog")
 def session_reflog(view: SessionReader, ask: Paged) -> Page[Moved]:
     """List the moves of a session's branch, the newest first. HEAD@{n} refers to each."""
-    ops = list(enumerate(view.store.refs.reflog(view.row.branch)))
+    ops = list(enumerate(view.internals.store.refs.reflog(view.internals.row.branch)))
     return paginate(ops, ask, lambda one: one[1].seq).map_items(
         lambda one: _move_info("HEAD", *one)
     )

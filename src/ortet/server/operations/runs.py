@@ -152,7 +152,7 @@ def from_checkpoint(pool: SessionPool, ask: FromCheckpoint, caller: Caller) -> S
     with pool.hub() as hub:  # sessions that are opened in the hub are paused at the end
         if caller.agents:
             _check_artifacts_visible(hub, given, caller)
-        made = hub.from_checkpoint(given, name=ask.name or "", agent=ask.agent or "")
+        made = hub.transfer.from_checkpoint(given, name=ask.name or "", agent=ask.agent or "")
         return info_of(made)
 
 
@@ -199,7 +199,7 @@ def check_carry(hub: Hub, ask: CheckCarry, caller: Caller) -> Listed:
     """Check a carry token, and return its session. The answer is 403 if the token was changed, and
     409 if the session has continued since.
     """
-    held = read_carry(hub.session_manager.store, ask.carry)
+    held = read_carry(hub.internals.session_manager.store, ask.carry)
     view = visible_session(hub, caller, held.session)
-    check_fresh(view.internals, held)
-    return session_summary(view.row)
+    check_fresh(view.internals.context, held)
+    return session_summary(view.internals.row)

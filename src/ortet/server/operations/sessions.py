@@ -93,7 +93,7 @@ def session_summary(row: SessionRow) -> Listed:
 
 
 def info_of(view: SessionReader) -> SessionInfo:
-    row, held = view.row, hold_of(hub_of(view).store, view.id)
+    row, held = view.internals.row, hold_of(hub_of(view).store, view.id)
     return SessionInfo(
         id=row.id,
         name=row.name,
@@ -109,7 +109,7 @@ def info_of(view: SessionReader) -> SessionInfo:
         engine=row.engine,
         profile=row.profile,
         scopes=row.scopes,
-        events=view.event_log.tip().seq,
+        events=view.internals.event_log.tip().seq,
         hold=held.why if held else None,
     )
 
@@ -191,7 +191,7 @@ def begin(pool: SessionPool, ask: Begin, caller: Caller) -> SessionInfo:
         caller.need_host()
     if any((ask.profile, ask.handover, ask.environment, ask.limits, ask.network)):
         with pool.hub() as hub:  # these options change what a commit reads or writes there
-            row = hub.session_manager.table.find(ask.agent, ask.name)
+            row = hub.internals.session_manager.table.find(ask.agent, ask.name)
             if row is not None:
                 check_move_access(caller, row, hub=hub)
     if ask.parent is not None:

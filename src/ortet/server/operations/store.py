@@ -115,7 +115,7 @@ def drop(pool: SessionPool, ask: Drop) -> Dropped:
     """Delete a workspace and the files of its machine. Its branch and commits stay."""
     with pool.hub() as hub:
         hub.workspaces.table.need(ask.name)
-        row = hub.session_manager.table.find_by_branch(ask.name)
+        row = hub.internals.session_manager.table.find_by_branch(ask.name)
     with pool.hub() if row is None else pool.with_session_closed(row) as hub:
         hub.drop(ask.name, discard=ask.discard)
     return Dropped(ask.name)

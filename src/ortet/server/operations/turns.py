@@ -75,7 +75,7 @@ class CarriedOn(Turned, frozen=True):
 
 def _turn(session: Session, ask: TurnRequest, key: str) -> Turned:
     messages = [as_message(one) for one in ask.messages]
-    before = session.event_log.tip().seq
+    before = session.internals.event_log.tip().seq
     events = session.say_all(messages, key=key)
     again = events[0].seq <= before
     if ask.commit:
@@ -118,7 +118,7 @@ def turn(pool: SessionPool, ask: CarriedTurn, caller: Caller, key: str) -> Carri
             "bad_request", "the carry token names the session: leave session and agent out"
         )
     with pool.hub() as hub:
-        held = read_carry(hub.session_manager.store, ask.carry)
+        held = read_carry(hub.internals.session_manager.store, ask.carry)
     with pool.open_session(pool.row(held.session, caller.sees)) as session:
         try:
             # A position can be continued once, so its hash is the idempotency key.
@@ -126,7 +126,7 @@ def turn(pool: SessionPool, ask: CarriedTurn, caller: Caller, key: str) -> Carri
         except Invalid as error:
             if error.kind == "key_reused" and not key:
                 check_fresh(
-                    session.internals, held
+                    session.internals.context, held
                 )  # another turn was continued from the same position
             raise
 
@@ -134,7 +134,7 @@ def turn(pool: SessionPool, ask: CarriedTurn, caller: Caller, key: str) -> Carri
 def _record_carried_turn(
     session: Session, ask: CarriedTurn, key: str, carried: CarryRecord | None = None
 ) -> CarriedOn:
-    if carried is not None and not is_key_used(session.internals, key):
-        check_fresh(session.internals, carried)
+    if carried is not None and not is_key_used(session.internals.context, key):
+        check_fresh(session.internals.context, carried)
     done = _turn(session, ask, key)
     return CarriedOn(**msgspec.structs.asdict(done), carry=session.carry())

@@ -131,7 +131,7 @@ class SessionPool:
         row = slot.row if slot is not None else None  # an open session cannot be removed
         if row is None or (row.id != session and not sees(row.agent)):
             with self.hub() as hub:
-                row = hub.session_manager.table.resolve_visible(session, sees)
+                row = hub.internals.session_manager.table.resolve_visible(session, sees)
             if (row.agent, row.name) == (_DEFAULT_AGENT, session):
                 self._slots.remember_name(row.id, session)
         if not sees(row.agent):
@@ -208,7 +208,7 @@ class SessionPool:
             reopen: Open the session again with `opener` if it is already open here.
         """
         with self.hub() as hub:
-            row = hub.session_manager.table.find(agent, name)
+            row = hub.internals.session_manager.table.find(agent, name)
         if row is None:
             row = self._create_session(agent, name, opener)
             reopen = False
@@ -223,11 +223,11 @@ class SessionPool:
             try:
                 session = opener(hub)
             except Refused as error:
-                row = hub.session_manager.table.find(agent, name)
+                row = hub.internals.session_manager.table.find(agent, name)
                 if error.kind != "lease_held" or row is None:
                     raise
                 return row  # another process created it first
-            row = session.row
+            row = session.internals.row
             with self._slot(row.id) as slot, slot.try_exclusive() as alone:
                 if alone and slot.session is None:
                     self._slots.attach(slot, hub, session, token)
@@ -258,7 +258,7 @@ class SessionPool:
                 raise
             finally:
                 self._slots.release_other_sessions(slot)
-                if session.parts.held_lease.is_released or self._evictor.must_hand_over(slot):
+                if session.internals.held_lease.is_released or self._evictor.must_hand_over(slot):
                     self._slots.release(slot)
 
     @contextmanager

@@ -50,7 +50,7 @@ class HubPool:
             raise
         finally:
             if not is_kept(hub):
-                if clean and not hub.has_open_sessions:
+                if clean and not hub.internals.has_open_sessions:
                     self._put_idle(hub)
                 else:
                     hub.close()
@@ -64,7 +64,7 @@ class HubPool:
             hub.close()
             return
         try:
-            hub.pause_open_sessions()
+            hub.internals.pause_open_sessions()
         except BaseException:
             hub.close()
             raise

@@ -53,7 +53,11 @@ class SessionSlot:
     def row(self) -> SessionRow | None:
         """The row of the open session, or None."""
         session = self.session
-        return None if session is None or session.parts.held_lease.is_released else session.row
+        return (
+            None
+            if session is None or session.internals.held_lease.is_released
+            else session.internals.row
+        )
 
     @property
     def workspace(self) -> Workspace | None:
@@ -61,8 +65,8 @@ class SessionSlot:
         session = self.session
         return (
             None
-            if session is None or session.parts.held_lease.is_released
-            else session.parts.files.attached
+            if session is None or session.internals.held_lease.is_released
+            else session.internals.files.attached
         )
 
     def attach(self, hub: Hub, session: Session, token: int) -> None:
@@ -79,7 +83,7 @@ class SessionSlot:
     def is_busy(self) -> bool:
         """Return True if programs run in the session that would end with it."""
         session = self.session
-        if session is None or session.parts.held_lease.is_released:
+        if session is None or session.internals.held_lease.is_released:
             return False
         with suppress(OrtetError):
             return session.programs.is_running()
@@ -87,13 +91,13 @@ class SessionSlot:
 
     def renew_lease(self) -> bool:
         """Renew the lease if it is due. Return False if the session must be opened again."""
-        if self.session is None or self.session.parts.held_lease.is_released:
+        if self.session is None or self.session.internals.held_lease.is_released:
             return False
         try:
             if self.is_stale:  # raises Unavailable while the store is locked
-                self.session.parts.held_lease.renew()
+                self.session.internals.held_lease.renew()
                 return False
-            self.session.parts.held_lease.renew_if_due()
+            self.session.internals.held_lease.renew_if_due()
         except Refused:
             return False
         return self.is_ours()
@@ -107,22 +111,22 @@ class SessionSlot:
         if (
             session is None
             or self.hub is None
-            or session.parts.held_lease.is_released
+            or session.internals.held_lease.is_released
             or self.is_stale
         ):
             return False
-        lease = session.parts.held_lease.lease
+        lease = session.internals.held_lease.lease
         held = self.hub.catalog.lease(lease.name)
         return held is not None and (held.owner, held.fence) == (lease.owner, lease.fence)
 
     def release_other_sessions(self) -> None:
         """Pause other sessions that a request opened in this hub, such as forks."""
         if self.hub is not None and self.session is not None:
-            self.hub.pause_open_sessions(keep_open=self.session)
+            self.hub.internals.pause_open_sessions(keep_open=self.session)
 
     def is_stale_after(self, error: BaseException) -> bool:
         """Return True if an error may leave the session in memory different from the stored one."""
-        if self.session is None or self.session.parts.held_lease.is_released:
+        if self.session is None or self.session.internals.held_lease.is_released:
             return True
         if isinstance(error, Refused):
             return error.kind == "lease_lost"

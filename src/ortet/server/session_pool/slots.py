@@ -206,7 +206,7 @@ class SlotTable:
             self._ids_by_name.pop(slot.row.name, None)
         if slot.is_wanted and slot.is_requested:
             self._handover.record_release(slot.id)
-        held = slot.session.parts.held_lease.lease if slot.session is not None else None
+        held = slot.session.internals.held_lease.lease if slot.session is not None else None
         hub = slot.detach()
         if hub is None:
             return

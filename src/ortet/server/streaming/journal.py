@@ -111,7 +111,7 @@ class JournalSource(StreamSource):
 
 
 def _event_log(hub: Hub, id_: str) -> EventLog:
-    minds = hub.session_manager
+    minds = hub.internals.session_manager
     return load_event_log(minds.services, minds.table.get(id_))[0]
 
 

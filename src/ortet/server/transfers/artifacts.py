@@ -132,4 +132,4 @@ def _find(pool: SessionPool, session: str, name: str, version: int | None) -> Ar
     if "\0" in name:
         raise Invalid("bad_name", "the name of an artifact contains a NUL: give a name without one")
     with pool.view(session) as view:
-        return find(view.state.artifacts, name, version)
+        return find(view.internals.state.artifacts, name, version)

@@ -170,13 +170,13 @@ def compare_now(
     view: SessionReader, old: Oid, files: Image | None, *, limit: int = 200
 ) -> CommitComparison:
     """Compare a commit with the present state of a session and these files."""
-    store, sessions = view.store, view.internals.services
-    journal, base = _journal(sessions, old), view.event_log.base
+    store, sessions = view.internals.store, view.internals.services
+    journal, base = _journal(sessions, old), view.internals.event_log.base
     left, come = find_divergence(store.objects, journal, base)
-    core, before = view.state.core, _core_at(sessions, journal)
+    core, before = view.internals.state.core, _core_at(sessions, journal)
     said = [
         message_of(event)
-        for event in view.event_log.events(base.seq)
+        for event in view.internals.event_log.events(base.seq)
         if _is_visible_message(event, core)
     ]
     sealed = _side_messages(sessions, come, limit, journal=journal, of=core, other=before)
@@ -192,11 +192,11 @@ def compare_now(
 
 def files_now(session: Session) -> Image | None:
     """Return the present files, committed or not. This starts the machine of the session."""
-    files = session.parts.files.workspace()
+    files = session.internals.files.workspace()
     if files is not None:
         return files.files.current_image()
     head = session.head
-    return _image(session.store, from_hex(head.oid)) if head is not None else None
+    return _image(session.internals.store, from_hex(head.oid)) if head is not None else None
 
 
 # private

@@ -29,7 +29,7 @@ from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 from ortet.sessions.table import SCRATCH_FILES, check_session
 from ortet.store.pin_commit import pin_commit
-from ortet.store.sweep_retry import retry_on_sweep
+from ortet.store.sweep_retry import retry_on_sweep, run_with_sweep_retry
 from ortet.workspaces.table import fork_taken
 
 
@@ -50,7 +50,7 @@ def fork_named(
 def _fork_named(
     sessions: ForkingSessions[Session], parent: SessionReader, point: Oid, named: NamedForks
 ) -> list[Session]:
-    fork = fork_files if parent.row.has_files else fork_state_only
+    fork = fork_files if parent.internals.row.has_files else fork_state_only
     with sessions.store.writing():
         _pin_fork_point(parent, point)
         return fork(sessions, fork_parent_of(parent), point, len(named.suffixes), named=named)
@@ -68,35 +68,42 @@ def fork_at(
     """
     if len(set(names)) < len(names):
         raise Invalid("bad_name", "two forks cannot have one name: give each its own")
-    parent.parts.pipeline.check_open()
-    parent.parts.pipeline.drain_inbox()
-    forks = _fork_at(parent, at, n=n, names=names, machine=machine)
+    parent.internals.pipeline.check_open()
+    parent.internals.pipeline.drain_inbox()
+    forks = run_with_sweep_retry(
+        parent.internals.store, lambda: _fork_at(parent, at, n=n, names=names, machine=machine)
+    )
     for one in forks:
-        one.parts.environment.inherit_variables(parent.parts.environment)
+        one.internals.environment.inherit_variables(parent.internals.environment)
     return forks
 
 
-@retry_on_sweep
 def _fork_at(
     parent: Session, at: Oid | None, *, n: int, names: Sequence[str], machine: bool
 ) -> list[Session]:
-    sessions = parent.parts.manager
+    sessions = parent.internals.manager
     with sessions.store.writing():  # only its id may refer to the commit
         point = from_hex(parent.commit("fork point").oid) if at is None else at
         _pin_fork_point(parent, point)
-        parent.parts.pipeline.budget.return_unspent()  # so that the forks can use it
+        parent.internals.pipeline.budget.return_unspent()  # so that the forks can use it
         named, count = NamedForks(names, lambda _: ()) if names else None, len(names) or n
-        if machine and parent.row.has_files:
+        if machine and parent.internals.row.has_files:
             return fork_files(
-                sessions, parent.parts.fork_parent(), point, count, named=named, present=False
+                sessions, parent.internals.fork_parent(), point, count, named=named, present=False
             )
-        return fork_state_only(sessions, parent.parts.fork_parent(), point, count, named=named)
+        return fork_state_only(sessions, parent.internals.fork_parent(), point, count, named=named)
 
 
 def _pin_fork_point(parent: SessionReader, point: Oid) -> None:
-    branch = parent.row.branch
-    head = parent.store.catalog.head(f"branch:{branch}") if parent.store.objects.is_remote else None
-    pin_commit(parent.store, point, reachable_from=head.oid if head else None, branch=branch)
+    branch = parent.internals.row.branch
+    head = (
+        parent.internals.store.catalog.head(f"branch:{branch}")
+        if parent.internals.store.objects.is_remote
+        else None
+    )
+    pin_commit(
+        parent.internals.store, point, reachable_from=head.oid if head else None, branch=branch
+    )
 
 
 def fork_named_session(parent: Session, name: str, point: Oid) -> Session:
@@ -105,18 +112,17 @@ def fork_named_session(parent: Session, name: str, point: Oid) -> Session:
     Raises:
         Conflict: "name_taken" if the name is in use.
     """
-    sessions, source = parent.parts.manager, parent.parts.fork_parent()
+    sessions, source = parent.internals.manager, parent.internals.fork_parent()
     if sessions.services.table.is_taken(parent.agent, check_session(name)):
         raise fork_taken(name)
     state = sessions.store.history.state(point)
-    child = child_row(sessions, parent.row, name, state)
+    child = child_row(sessions, parent.internals.row, name, state)
     row = msgspec.structs.replace(child, branch=sessions.free_branch(name), path="", files="")
     together = fork_extras(sessions, source, [row], None, None)
     (lease,) = create_forks(sessions, source, [row], point, together)
-    return sessions.resume(row, lease, parent.profile)
+    return sessions.resume(row, lease, parent.internals.profile)
 
 
-@retry_on_sweep
 def fork_behind(
     parent: Session, seq: int, *, n: int = 1, names: Sequence[str] = (), machine: bool = True
 ) -> list[Session]:
@@ -124,24 +130,25 @@ def fork_behind(
 
     The files are those of the last commit before the event.
     """
-    store = parent.store
-    parent.internals.flush()
-    with store.writing():
-        point = commit_at(
-            parent.parts.manager.services, parent.internals.row, parent.internals.event_log, seq
-        )
-        files = parent.row.files == SCRATCH_FILES or bool(store.history.state(point).machine)
-        return fork_at(parent, point, n=n, names=names, machine=machine and files)
+    view, store = parent.internals.context, parent.internals.store
+    view.flush()
+
+    def fork() -> list[Session]:
+        with store.writing():
+            point = commit_at(view.services, view.row, view.event_log, seq)
+            files = view.row.files == SCRATCH_FILES or bool(store.history.state(point).machine)
+            return fork_at(parent, point, n=n, names=names, machine=machine and files)
+
+    return run_with_sweep_retry(store, fork)
 
 
 def fork_parent_of(parent: SessionReader) -> ForkParent:
     """Return a session as the parent of forks."""
     if isinstance(parent, Session):
-        return parent.parts.fork_parent()
-    return ForkParent(parent.internals, find_profile(parent.internals.row.profile))
+        return parent.internals.fork_parent()
+    return ForkParent(parent.internals.context, find_profile(parent.internals.row.profile))
 
 
-@retry_on_sweep
 def rewind_before_event(
     session: Session, seq: int, replacements: Callable[[], Sequence[Draft]] = lambda: ()
 ) -> None:
@@ -157,7 +164,16 @@ def rewind_before_event(
     Raises:
         NotFound: "no_event" if there is no such event.
     """
-    view, pipeline, navigation = session.internals, session.parts.pipeline, session.parts.navigation
+    run_with_sweep_retry(
+        session.internals.store, lambda: _rewind_before_event(session, seq, replacements)
+    )
+
+
+def _rewind_before_event(
+    session: Session, seq: int, replacements: Callable[[], Sequence[Draft]]
+) -> None:
+    parts = session.internals
+    view, pipeline, navigation = parts.context, parts.pipeline, parts.navigation
     sessions, store, host = view.services, view.store, navigation.participant
     if not 1 < seq <= pipeline.writer.tip.seq:
         raise NotFound("no_event", f"event {seq} of {session.name!r} cannot be gone back before")

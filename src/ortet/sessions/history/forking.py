@@ -41,12 +41,19 @@ _TRIES = 100
 """Number of attempts to find free names while other processes take names."""
 
 
-class ForkedSession(Protocol):
-    """An open session that was just created."""
+class ForkedInternals(Protocol):
+    """The parts of an open session that a fork calls."""
 
     def attach_files(self, files: Workspace) -> None: ...
 
     def close_dangling_effects(self) -> None: ...
+
+
+class ForkedSession(Protocol):
+    """An open session that was just created."""
+
+    @property
+    def internals(self) -> ForkedInternals: ...
 
 
 S = TypeVar("S", bound=ForkedSession)
@@ -210,7 +217,7 @@ def fork_files(
     made_of = []
     for row, lease, copy in zip(rows, leases, made, strict=True):
         session = sessions.resume(row, lease, parent.profile)
-        session.attach_files(copy)
+        session.internals.attach_files(copy)
         made_of.append(session)
     return made_of
 

@@ -62,6 +62,22 @@ class SessionMergeResult(msgspec.Struct, frozen=True):
     up_to_date: bool = False
 
 
+class StoredInternals(Protocol):
+    """The parts of a session that say which store it is in."""
+
+    @property
+    def store(self) -> StoreContext: ...
+
+
+class CommittingInternals(Protocol):
+    """The parts of an open session that a merge calls."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def has_workspace(self) -> bool: ...
+
+
 @runtime_checkable
 class IdentifiedSession(Protocol):
     """A session, open or opened for reading."""
@@ -73,7 +89,7 @@ class IdentifiedSession(Protocol):
     def name(self) -> str: ...
 
     @property
-    def store(self) -> StoreContext: ...
+    def internals(self) -> StoredInternals: ...
 
 
 @runtime_checkable
@@ -81,9 +97,7 @@ class CommittingSession(Protocol):
     """An open session that is committed before it is merged into another one."""
 
     @property
-    def is_open(self) -> bool: ...
-
-    def has_workspace(self) -> bool: ...
+    def internals(self) -> CommittingInternals: ...
 
     def commit(self, message: str = "") -> CommitInfo: ...
 
@@ -175,11 +189,11 @@ def resolve_merge_source(
     """Return the commit that `source` means. A session's uncommitted work is committed first."""
     store = ours.store
     if isinstance(source, IdentifiedSession):
-        if source.store.root.resolve() != store.root.resolve():
+        if source.internals.store.root.resolve() != store.root.resolve():
             raise Invalid(
                 "other_store",
-                f"{source.name!r} is in another store, {source.store.root}: export it there, "
-                "import it here, then give the commit",
+                f"{source.name!r} is in another store, {source.internals.store.root}: export it "
+                "there, import it here, then give the commit",
             )
         row: SessionRow | None = sessions.services.table.get(source.id)
     elif isinstance(source, str | CommitInfo):
@@ -194,7 +208,7 @@ def resolve_merge_source(
         raise Invalid("bad_ref", f"{row.name!r} is this session: give another, or a commit")
     with _open_or_leased(sessions, row, source) as session:
         commit = from_hex(session.commit("before being joined").oid)
-        return MergeSource(row.name, commit, row, session.has_workspace())
+        return MergeSource(row.name, commit, row, session.internals.has_workspace())
 
 
 @contextmanager
@@ -203,7 +217,7 @@ def _open_or_leased(
 ) -> Iterator[CommittingSession]:
     """Yield the session: the open handle if this process has one, else one under its lease."""
     opened = source if isinstance(source, CommittingSession) else sessions.find_open(row.id)
-    if opened is not None and opened.is_open:
+    if opened is not None and opened.internals.is_open:
         yield opened
     else:
         with sessions.leased_session(row) as session:

@@ -49,12 +49,19 @@ if TYPE_CHECKING:
     from ortet.sessions.context import SessionContext, SessionServices
 
 
-class LeasedSession(Protocol):
-    """A session that is open for one block."""
+class LeasedInternals(Protocol):
+    """The parts of an open session that a participant calls."""
 
     def drain_inbox(self) -> None: ...
 
     def publish(self) -> None: ...
+
+
+class LeasedSession(Protocol):
+    """A session that is open for one block."""
+
+    @property
+    def internals(self) -> LeasedInternals: ...
 
 
 class SessionLeases(Protocol):
@@ -109,14 +116,14 @@ class DetachedSessionParticipant:
             if is_published(self._sessions, self._row, where.line, where.mind, where.tip.seq):
                 return
             with suppress(Refused), self._leases.leased_session(self._row) as session:
-                session.publish()  # if another process writes, that process publishes
+                session.internals.publish()  # if another process writes, that process publishes
                 self._row = self._sessions.table.get(self._row.id)
 
     def _drain_inbox(self) -> None:
         """Append inbox entries to this commit, unless another process holds the lease."""
         if next(pending_events(self._sessions.store.catalog, self._row.id), None) is not None:
             with suppress(Refused), self._leases.leased_session(self._row) as session:
-                session.drain_inbox()
+                session.internals.drain_inbox()
 
     def begin_restore(self, safety: Oid) -> None:
         mark_restore_pending(self._sessions.store.catalog, self._row.branch, safety)

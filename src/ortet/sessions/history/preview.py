@@ -78,7 +78,7 @@ def preview_rewind(view: SessionReader, n: int) -> RestorePreview:
     head = view.head
     if head is None:
         raise NotFound("no_commit", f"{view.name!r} has no commit yet: commit first")
-    return preview_restore(view, view.store.history.nth_parent(from_hex(head.oid), n))
+    return preview_restore(view, view.internals.store.history.nth_parent(from_hex(head.oid), n))
 
 
 def preview_undo(view: SessionReader, direction: UndoDirection, n: int) -> RestorePreview:
@@ -86,12 +86,14 @@ def preview_undo(view: SessionReader, direction: UndoDirection, n: int) -> Resto
     with _open_present_files(view) as now:
         files = None
         if now.image is not None and now.row is not None:
-            store, nothing = view.store, now.row.empty_image
+            store, nothing = view.internals.store, now.row.empty_image
             files = UndoFiles(
                 now.image, lambda oid: store.read_image(store.image_oid(oid, nothing))
             )
         dirty = _has_uncommitted_events(view)
-        found = plan_undo(view.store, view.row.branch, direction, n, files=files, dirty=dirty)
+        found = plan_undo(
+            view.internals.store, view.internals.row.branch, direction, n, files=files, dirty=dirty
+        )
         told = _build_preview(view, now, found.target, check_parts(None))
         return msgspec.structs.replace(told, steps=found.steps, uncommitted=found.dirty)
 
@@ -111,12 +113,12 @@ class _PresentFiles(NamedTuple):
 @contextmanager
 def _open_present_files(view: SessionReader) -> Iterator[_PresentFiles]:
     """Yield the present files. Raise Conflict("session_closed") if the session cannot be opened."""
-    check_fits(view.row, NO_FILES, "")
-    store = view.store
-    opened = view.parts.files.attached if isinstance(view, Session) else None
+    check_fits(view.internals.row, NO_FILES, "")
+    store = view.internals.store
+    opened = view.internals.files.attached if isinstance(view, Session) else None
     row = (
-        view.internals.services.workspaces.table.get(view.row.branch)
-        if view.row.has_files
+        view.internals.services.workspaces.table.get(view.internals.row.branch)
+        if view.internals.row.has_files
         else None
     )
     if opened is not None:
@@ -130,7 +132,7 @@ def _open_present_files(view: SessionReader) -> Iterator[_PresentFiles]:
     head = view.head
     machine = store.history.state(from_hex(head.oid)).machine if head is not None else b""
     image = store.read_image(Oid(machine)) if machine else None
-    yield _PresentFiles(image, row, None, row is None and not view.row.path)
+    yield _PresentFiles(image, row, None, row is None and not view.internals.row.path)
 
 
 def _try_open_workspace(view: SessionReader, row: WorkspaceRow) -> Workspace | None:
@@ -148,14 +150,14 @@ def _try_open_workspace(view: SessionReader, row: WorkspaceRow) -> Workspace | N
 def _build_preview(
     view: SessionReader, now: _PresentFiles, target: Oid, parts: Collection[str]
 ) -> RestorePreview:
-    store = view.store
+    store = view.internals.store
     machine = store.history.state(target).machine
     then = store.read_image(Oid(machine)) if machine else None
     has_files = now.row is not None
     changes = between_images(store, now.image, then) if "files" in parts and has_files else []
     starts, lost = _programs(view, now, then) if "processes" in parts else ([], [])
     effects, minds, head = (
-        effects_since_commit(store, view.row, target),
+        effects_since_commit(store, view.internals.row, target),
         view.internals.services,
         view.head,
     )
@@ -169,7 +171,7 @@ def _build_preview(
         ends=_running(now.files) if "processes" in parts else [],
         lost=lost,
         deeds=effects,
-        collaborations=surviving_collaborations(view.internals, effects),
+        collaborations=surviving_collaborations(view.internals.context, effects),
         secrets=unavailable_secrets(minds, target, environment_at_commit(minds, target)),
         looked=now.is_current,
     )
@@ -177,11 +179,13 @@ def _build_preview(
 
 def _has_uncommitted_events(view: SessionReader) -> bool:
     """Return True if the session has events that no commit holds."""
-    return any(not is_bookkeeping_event(one) for one in view.events(view.event_log.base.seq))
+    return any(
+        not is_bookkeeping_event(one) for one in view.events(view.internals.event_log.base.seq)
+    )
 
 
 def _is_dirty(view: SessionReader, now: Image | None) -> bool:
-    head, store = view.head, view.store
+    head, store = view.head, view.internals.store
     if head is None:
         return True
     machine = store.history.state(from_hex(head.oid)).machine
@@ -204,7 +208,7 @@ def _programs(
     from ortet.machines.host_compat import check_host, this_host
     from ortet.machines.services import running_program_names, service_losses
 
-    objects = view.store.objects
+    objects = view.internals.store.objects
     if then is None or now.row is None:
         return [], []
     if now.row.engine != "criu" or not then.processes:
@@ -220,5 +224,5 @@ def count_forgotten_events(view: SessionReader, commit: Oid) -> int:
 
     Lifecycle events and automatic environment events are not counted.
     """
-    base = view.event_log.base
+    base = view.internals.event_log.base
     return count_left_events(view.internals.services, base, commit, view.events(base.seq))

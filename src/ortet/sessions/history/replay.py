@@ -41,7 +41,7 @@ from ortet.sessions.machine.session_files import replaying
 from ortet.sessions.table import ACTIVE
 from ortet.sessions.writing.event_writer import EventWriter
 from ortet.sessions.writing.pipeline import ActionRunner
-from ortet.workspaces.results import ALL_PARTS, RestoreResult
+from ortet.workspaces.results import ALL_PARTS
 
 if TYPE_CHECKING:
     from ortet.history.commits import CommitInfo
@@ -298,7 +298,7 @@ class SessionReplay:
     """The replay of a session, from its first event on.
 
     With `live`, the first step that was not recorded makes it an ordinary session on a new
-    timeline. The old timeline is kept. `restored` then lists the effects that stay done.
+    timeline. The old timeline is kept.
     """
 
     def __init__(
@@ -317,7 +317,6 @@ class SessionReplay:
             live: continue as an ordinary session after the first difference.
             report: a file to write the report to.
         """
-        self.restored: RestoreResult | None = None
         self.is_going_live = False
         self._navigation = navigation
         self._lifecycle = lifecycle
@@ -384,7 +383,7 @@ class SessionReplay:
             if expected is not None:
                 with context.store.writing():
                     point = commit_at(services, context.row, where.line, expected.seq - 1)
-                    self.restored = self._navigation.restore_commit(point, "replay", ALL_PARTS)
+                    self._navigation.restore_commit(point, "replay", ALL_PARTS)
         except BaseException:
             if context.row.timeline == timeline:  # the move has not happened
                 recorded.cursor, writer.recorded = cursor, recorded

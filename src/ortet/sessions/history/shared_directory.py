@@ -19,7 +19,7 @@ from ortet.ids import Oid, from_hex, to_hex
 from ortet.machines.base import Report
 from ortet.objects.base import Kind
 from ortet.sessions.history.rewind import commit_at, contains_journal
-from ortet.store.sweep_retry import retry_on_sweep
+from ortet.store.sweep_retry import run_with_sweep_retry
 
 if TYPE_CHECKING:
     from ortet.sessions.reader import SessionReader
@@ -32,7 +32,7 @@ def commit_with_files(session: Session, files: Workspace, message: str) -> Commi
 
     The directory is committed on its own branch too. With nothing new, the head is returned.
     """
-    session.parts.navigation.head_image = _commit_files(files, message)
+    session.internals.navigation.head_image = _commit_files(files, message)
     return session.commit(message)
 
 
@@ -45,13 +45,13 @@ class AdjacentCommits(NamedTuple):
 
 def commits_of(view: SessionReader) -> Iterator[tuple[Oid, int]]:
     """Iterate over the commits on the session's journal, newest first, with their last event."""
-    store = view.store
-    head = store.catalog.head(f"branch:{view.row.branch}")
+    store = view.internals.store
+    head = store.catalog.head(f"branch:{view.internals.row.branch}")
     for oid in store.history.first_parents(head.oid) if head else ():
         state = store.history.state(oid)
         if state.journal:
             journal = decode(JournalHead, store.objects.get(Oid(state.journal)))
-            if contains_journal(view.internals.services, view.event_log, journal):
+            if contains_journal(view.internals.services, view.internals.event_log, journal):
                 yield oid, journal.seq
 
 
@@ -72,7 +72,7 @@ def commits_around(
     for oid, at in commits_of(view) if among is None else among:
         if at > seq:
             after = (oid, at)
-        elif counts(view.store.history.read(oid)):
+        elif counts(view.internals.store.history.read(oid)):
             return AdjacentCommits((oid, at), after)
     return AdjacentCommits(None, after)
 
@@ -81,11 +81,12 @@ def commit_directory_head(session: Session, files: Workspace, message: str) -> N
     """Commit the session with the files of the directory's last commit."""
     head = files.head
     if head is not None:
-        session.parts.navigation.head_image = files.store.history.state(from_hex(head.oid)).machine
+        session.internals.navigation.head_image = files.store.history.state(
+            from_hex(head.oid)
+        ).machine
         session.commit(message)
 
 
-@retry_on_sweep
 def rewind_with_files(
     session: Session, files: Workspace | None, seq: int, files_commit: Oid | None
 ) -> tuple[CommitInfo, Report]:
@@ -94,10 +95,20 @@ def rewind_with_files(
     Returns:
         The commit of the present state and files, which is made first, and the report.
     """
-    store = session.store
+    return run_with_sweep_retry(
+        session.internals.store, lambda: _rewind_with_files(session, files, seq, files_commit)
+    )
+
+
+def _rewind_with_files(
+    session: Session, files: Workspace | None, seq: int, files_commit: Oid | None
+) -> tuple[CommitInfo, Report]:
+    store = session.internals.store
     was = _commit_present(session, files)
     with store.writing():  # until the head moves, only its id refers to the commit
-        target = commit_at(session.internals.services, session.row, session.event_log, seq)
+        target = commit_at(
+            session.internals.services, session.internals.row, session.internals.event_log, seq
+        )
         if files_commit is not None:
             target = _replace_files(session, target, files_commit)
         return was, _restore_target(session, files, target)
@@ -119,7 +130,7 @@ def _commit_present(session: Session, files: Workspace | None) -> CommitInfo:
 def _restore_target(session: Session, files: Workspace | None, target: Oid) -> Report:
     """Restore the files first, so that repeating an interrupted call completes it."""
     report = Report()
-    if files is not None and session.store.history.state(target).machine:
+    if files is not None and session.internals.store.history.state(target).machine:
         report = files.files.checkout_files(target, processes=False)
         files.commit(f"rewound by {session.name}")
         failpoint("rewind.files")
@@ -133,7 +144,7 @@ def _commit_files(files: Workspace, message: str) -> bytes:
 
 
 def _replace_files(session: Session, target: Oid, files_commit: Oid) -> Oid:
-    store = session.store
+    store = session.internals.store
     there, wanted = store.history.state(target), store.history.state(files_commit).machine
     if there.machine == wanted:
         return target

@@ -32,21 +32,21 @@ HarvestRowFactory = Callable[[list[Fact], list[Contradiction]], RowChange]
 def pause_with(session: Session, row: RowChange) -> None:
     """Pause a session after its last commit and write `row` in the same transaction."""
     try:
-        session.parts.pipeline.budget.settle()
-        session.parts.lifecycle.set_status(PAUSED, "", rows=[row])
+        session.internals.pipeline.budget.settle()
+        session.internals.lifecycle.set_status(PAUSED, "", rows=[row])
     finally:
-        session.parts.lifecycle.release()
+        session.internals.lifecycle.release()
 
 
 def adopt_with(session: Session, commit: Oid, row: RowChange) -> None:
     """Adopt a commit. If that moves the session, `row` is written in the same transaction."""
-    with session.parts.navigation.participant.with_rows(row):
+    with session.internals.navigation.participant.with_rows(row):
         session.adopt(to_hex(commit))
 
 
 def merge_with(session: Session, commit: Oid, row: RowChange, message: str) -> SessionMergeResult:
     """Merge a commit and write `row` in the same transaction. Our side wins conflicts."""
-    with session.parts.navigation.participant.with_rows(row):
+    with session.internals.navigation.participant.with_rows(row):
         return session.merge(to_hex(commit), favor="ours", message=message)
 
 
@@ -62,7 +62,7 @@ def harvest(
     Returns:
         The recorded facts, and contradictions between them and known facts.
     """
-    sessions, ledger = session.internals.services, session.parts.pipeline.writer
+    sessions, ledger = session.internals.services, session.internals.pipeline.writer
     facts: list[Fact] = []
     contradictions: list[Contradiction] = []
     drafts: list[Draft] = []
@@ -85,11 +85,11 @@ def harvest(
             contradictions += found.contradictions
         row = make_row(facts, contradictions)
         if drafts:
-            session.parts.pipeline.begin_change()
+            session.internals.pipeline.begin_change()
             ledger.add(*drafts, rows=[row])
         else:
             sessions.store.catalog.move(
-                [], verb="swarm", lease=session.parts.held_lease.lease, rows=[row]
+                [], verb="swarm", lease=session.internals.held_lease.lease, rows=[row]
             )
     return facts, contradictions
 

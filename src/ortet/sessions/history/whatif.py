@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @retry_on_sweep
 def whatif(
     sessions: ForkingSessions[S],
+    /,
     parent: ForkParent,
     at: int,
     *,
@@ -47,7 +48,7 @@ def whatif(
         (session,) = fork(
             sessions, parent, point, 1, first=(sessions.services.chain.tip(before), draft)
         )
-    session.close_dangling_effects()
+    session.internals.close_dangling_effects()
     return session
 
 

@@ -74,7 +74,7 @@ class _MemoryFacts:
 def consolidate(
     sessions: SessionServices, agent: str, extractor: Extractor, *, dry_run: bool
 ) -> ConsolidationReport:
-    """Consolidate the episodes of an agent; see `Hub.consolidate`.
+    """Consolidate the episodes of an agent; see `MemoryQueries.consolidate`.
 
     Each episode is one transaction, so that an interrupted run continues with the next one.
     """

@@ -49,7 +49,7 @@ class MemorySnapshot(msgspec.Struct, frozen=True):
 
 
 def memory_diff(sessions: SessionServices, old: Oid, new: Oid) -> MemoryDiff:
-    """Return the memory differences of two commits; see `Hub.memory_diff`."""
+    """Return the memory differences of two commits; see `MemoryQueries.diff`."""
     return memory_between(memory_at_commit(sessions, old), memory_at_commit(sessions, new))
 
 
@@ -82,7 +82,7 @@ def memory_at_commit(sessions: SessionServices, commit: Oid) -> MemorySnapshot:
 
 def memory_of_session(view: SessionReader) -> MemorySnapshot:
     """Return the memory of a session now."""
-    return _memory_snapshot(view.state, view.memory.shared())
+    return _memory_snapshot(view.internals.state, view.memory.shared())
 
 
 def _memory_snapshot(state: SessionState, shared: list[SharedScope]) -> MemorySnapshot:
@@ -102,7 +102,7 @@ def origin_of(view: SessionReader, fact: Fact) -> SourceEventRef | None:
     """Return the event that a fact comes from, or else the event that records it."""
     if fact.source is not None:
         return fact.source
-    own = view.state.facts.get(fact.id) or view.state.past.get(fact.id)
+    own = view.internals.state.facts.get(fact.id) or view.internals.state.past.get(fact.id)
     if own is not None and own.text:
         for event in view.events(own.seq - 1, own.seq):
             return SourceEventRef(event.timeline, event.seq, view.id)
@@ -111,11 +111,11 @@ def origin_of(view: SessionReader, fact: Fact) -> SourceEventRef | None:
 
 def event_at(view: SessionReader, origin: SourceEventRef) -> Event | None:
     """Return the event at an origin, or None if its session was removed or is in another store."""
-    store = view.store
+    store = view.internals.store
     for row in store.catalog.events(origin.timeline, origin.seq - 1, 1):
         if row.seq == origin.seq:  # also if its session was restored to an earlier commit
             return view.internals.services.chain.read(row, origin.timeline)
-    readers = [view.internals]
+    readers = [view.internals.context]
     if origin.session not in ("", view.id):
         with suppress(NotFound):
             readers.append(view.internals.services.read(origin.session))

@@ -109,7 +109,7 @@ def from_checkpoint(
     name: str,
     agent: str,
 ) -> S:
-    """Create a session from a checkpoint, in one transaction; see `Hub.from_checkpoint`."""
+    """Create a session from a checkpoint, in one transaction; see `Transfer.from_checkpoint`."""
     if isinstance(checkpoint, str | bytes):
         checkpoint = AgentCheckpoint.from_json(checkpoint)
     elif not isinstance(checkpoint, AgentCheckpoint):

@@ -21,7 +21,7 @@ from ortet.sessions.actions.effects import EffectRow, command_of
 from ortet.sessions.history.fork_session import fork_at
 from ortet.sessions.history.rewind import commit_at
 from ortet.sessions.writing.large_events import EventInput, drafts_of, is_large
-from ortet.store.sweep_retry import retry_on_sweep, run_with_sweep_retry
+from ortet.store.sweep_retry import run_with_sweep_retry
 
 if TYPE_CHECKING:
     from ortet.sessions.session import Session
@@ -42,31 +42,34 @@ def append_events(
         check_plain(data)
         if "." in kind:
             check_custom_kind(kind)
-    session.parts.pipeline.begin_change()
-    store = session.store
+    session.internals.pipeline.begin_change()
+    store = session.internals.store
     if not any(is_large(one.data) for one in several):
         drafts = [Draft(kind, data, store.author) for kind, data in several]
-        events = session.parts.pipeline.writer.add(*drafts, rows=rows, durable=True)
+        events = session.internals.pipeline.writer.add(*drafts, rows=rows, durable=True)
     else:
         events = run_with_sweep_retry(store, lambda: _add_large(session, several, rows))
     if several:
-        session.parts.pipeline.auto_commit_if_due(*several[-1])
+        session.internals.pipeline.auto_commit_if_due(*several[-1])
     return events
 
 
 def _add_large(
     session: Session, several: Sequence[EventInput], rows: Sequence[RowChange]
 ) -> list[Event]:
-    store = session.store
+    store = session.internals.store
     with store.writing():  # a sweep must not delete the object before the event exists
-        return session.parts.pipeline.writer.add(
+        return session.internals.pipeline.writer.add(
             *drafts_of(store, several), rows=rows, durable=True
         )
 
 
 def commit_if_many_events(session: Session, message: str) -> None:
     """Commit a session with many events since the last commit. Each open reads all of them."""
-    if session.parts.pipeline.writer.tip.seq - session.event_log.base.seq >= _COMMIT_AFTER_EVENTS:
+    if (
+        session.internals.pipeline.writer.tip.seq - session.internals.event_log.base.seq
+        >= _COMMIT_AFTER_EVENTS
+    ):
         session.commit(message)
 
 
@@ -99,8 +102,8 @@ def import_events(
         Refused: "budget_spent" if the spend exceeds the budget. The events are recorded and the
             session is paused.
     """
-    session.parts.pipeline.begin_change()
-    ledger, budget = session.parts.pipeline.writer, session.parts.pipeline.budget
+    session.internals.pipeline.begin_change()
+    ledger, budget = session.internals.pipeline.writer, session.internals.pipeline.budget
     with ledger.exclusive():
         filled = list(_complete_drafts(session, map(ledger.redacted, drafts)))
         rows = _effect_row_changes(session, filled)
@@ -110,7 +113,7 @@ def import_events(
             spend.amounts, model=spend.model, drafts=filled, extra_rows=rows, at=spend.at
         )
     if refusal is not None:
-        session.parts.pipeline.stop(refusal)
+        session.internals.pipeline.stop(refusal)
     return events
 
 
@@ -119,28 +122,40 @@ def store_content(session: Session, data: bytes) -> artifacts.StoredContent:
 
     Must be called inside `store.writing()`, which must last until the event is appended.
     """
-    return artifacts.store_content(session.store.objects, session.store.secrets.redact_bytes(data))
+    return artifacts.store_content(
+        session.internals.store.objects, session.internals.store.secrets.redact_bytes(data)
+    )
 
 
-@retry_on_sweep
 def fork_named_after_event(session: Session, seq: int, name: str) -> Session:
     """Fork the session state after event `seq`, as NAME/name, without files."""
-    with session.store.writing():
-        (fork,) = fork_at(session, _commit_after_event(session, seq), names=[name], machine=False)
-    return fork
+    store = session.internals.store
+
+    def fork() -> list[Session]:
+        with store.writing():
+            point = _commit_after_event(session, seq)
+            return fork_at(session, point, names=[name], machine=False)
+
+    return run_with_sweep_retry(store, fork)[0]
 
 
-@retry_on_sweep
 def restore_after_event(session: Session, seq: int) -> None:
     """Restore the session state to the position after event `seq`. Files stay as they are."""
-    with session.store.writing():
-        only = {"mind"} if session.row.has_files else None
-        session.restore(_commit_after_event(session, seq).hex(), only=only)
+    store = session.internals.store
+    only = {"mind"} if session.internals.row.has_files else None
+
+    def restore() -> None:
+        with store.writing():
+            session.restore(_commit_after_event(session, seq).hex(), only=only)
+
+    run_with_sweep_retry(store, restore)
 
 
 def _commit_after_event(session: Session, seq: int) -> Oid:
-    session.parts.pipeline.writer.flush()
-    return commit_at(session.internals.services, session.row, session.event_log, seq)
+    session.internals.pipeline.writer.flush()
+    return commit_at(
+        session.internals.services, session.internals.row, session.internals.event_log, seq
+    )
 
 
 def _complete_drafts(session: Session, drafts: Iterable[Draft]) -> Iterator[Draft]:
@@ -150,10 +165,16 @@ def _complete_drafts(session: Session, drafts: Iterable[Draft]) -> Iterator[Draf
         data: Mapping[str, Any] = {}
         if draft.kind == "begun":
             said = {key: draft.data.get(key) for key in _ARGUMENT_FIELDS}
-            data = {"digest": digest(session.store.objects.hasher.oid, draft.data["name"], said)}
+            data = {
+                "digest": digest(
+                    session.internals.store.objects.hasher.oid, draft.data["name"], said
+                )
+            }
         elif draft.kind == "artifact":
             name = draft.data["name"]
-            last = versions.get(name) or artifacts.last_version(session.state.artifacts, name)
+            last = versions.get(name) or artifacts.last_version(
+                session.internals.state.artifacts, name
+            )
             versions[name] = last + 1
             data = {"version": last + 1}
         yield msgspec.structs.replace(draft, data={**draft.data, **data}) if data else draft
@@ -161,9 +182,9 @@ def _complete_drafts(session: Session, drafts: Iterable[Draft]) -> Iterator[Draf
 
 def _effect_row_changes(session: Session, drafts: Sequence[Draft]) -> list[RowChange]:
     """Return the effect rows of the family that these events describe."""
-    kind = f"deed/{session.row.family}"
+    kind = f"deed/{session.internals.row.family}"
     found: dict[str, EffectRow] = {}
-    for seq, draft in enumerate(drafts, session.parts.pipeline.writer.tip.seq + 1):
+    for seq, draft in enumerate(drafts, session.internals.pipeline.writer.tip.seq + 1):
         data = draft.data
         if draft.kind == "begun":
             intent = {name: data[name] for name in _INTENT}
@@ -171,9 +192,9 @@ def _effect_row_changes(session: Session, drafts: Sequence[Draft]) -> list[RowCh
                 **intent,
                 state="begun",
                 begun=seq,
-                time=session.internals.now(),
+                time=session.internals.context.now(),
                 actor=draft.actor,
-                command=command_of(session.store, data),
+                command=command_of(session.internals.store, data),
             )
             found[effect.id] = EffectRow(effect, session.id)
         elif draft.kind == "ended":
@@ -190,5 +211,5 @@ def _effect_row_changes(session: Session, drafts: Sequence[Draft]) -> list[RowCh
 
 
 def _find_effect_row(session: Session, kind: str, effect: str) -> EffectRow | None:
-    row = session.store.catalog.row(kind, effect)
+    row = session.internals.store.catalog.row(kind, effect)
     return decode(EffectRow, row.value) if row is not None else None

@@ -87,7 +87,7 @@ def build_artifacts_page(view: SessionReader, ask: ArtifactsQuery) -> ArtifactsP
     names.sort(key=lambda one: -one.last.time)
     chosen = None
     if ask.name:
-        chosen = find(view.state.artifacts, ask.name, ask.version or None)
+        chosen = find(view.internals.state.artifacts, ask.name, ask.version or None)
     return ArtifactsPage(names, ask, preview_artifact(view, chosen) if chosen is not None else None)
 
 
@@ -117,7 +117,7 @@ def preview_artifact(view: SessionReader, artifact: Artifact) -> ArtifactPreview
 
 
 def _read_start(view: SessionReader, artifact: Artifact) -> Iterator[bytes]:
-    return read_range(view.store.objects, content_of(artifact), 0, MAX_PREVIEW_BYTES)
+    return read_range(view.internals.store.objects, content_of(artifact), 0, MAX_PREVIEW_BYTES)
 
 
 def _text(data: bytes, *, is_cut: bool) -> str | None:

@@ -223,12 +223,14 @@ def build_budget_page(view: SessionReader) -> BudgetPage:
         view.accounting.limits(),
         view.accounting.budget_left(),
     )
-    soft = levels(view.store.catalog, view.row)[0].account.soft
-    family = {row.id: row for row in hub_of(view).sessions() if row.family == view.row.family}
+    soft = levels(view.internals.store.catalog, view.internals.row)[0].account.soft
+    family = {
+        row.id: row for row in hub_of(view).sessions() if row.family == view.internals.row.family
+    }
     since = min(row.created for row in family.values())
-    parts = [one for one in spends(view.store.catalog, since) if one.session in family]
+    parts = [one for one in spends(view.internals.store.catalog, since) if one.session in family]
     names = _order_counters({*spent, *limits, *soft})
-    end = max([view.store.clock.now_ns(), *(one.time for one in parts)])
+    end = max([view.internals.store.clock.now_ns(), *(one.time for one in parts)])
     start = min([since, *(one.time for one in parts)])
     plots = [
         _plot(name, parts, start, end, limit=limits.get(name), soft=soft.get(name))

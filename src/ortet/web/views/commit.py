@@ -26,7 +26,7 @@ def commit_page(page_request: PageRequest) -> Response:
     row = page_request.row()
     with page_request.hub() as hub:
         oid = page_request.resolve_commit(hub, page_request.path_params["commit"])
-        found = explain_commit(hub.session_manager.services, oid, limit=_MAX_REASONS)
+        found = explain_commit(hub.internals.services, oid, limit=_MAX_REASONS)
         part = "part" in page_request.query
         return page_request.render(
             "commit_part.html" if part else "commit.html",
@@ -81,7 +81,7 @@ def _names(page_request: PageRequest, hub: Hub, oid: Oid) -> list[tuple[str, str
 
 def _is_replayed(hub: Hub, row: SessionRow, oid: Oid) -> bool:
     """Return True if a replay of the session reaches this commit."""
-    line = load_event_log(hub.session_manager.services, row)[0]
+    line = load_event_log(hub.internals.services, row)[0]
     journal = journal_at(hub, oid)
     return journal.seq <= line.tip().seq and passes_through(line, hub, journal)
 

@@ -81,7 +81,7 @@ class JournalPage(msgspec.Struct, frozen=True):
 
 def build_journal_page(view: SessionReader, ask: JournalQuery) -> JournalPage:
     """Return the data of the page."""
-    tip = view.event_log.tip().seq
+    tip = view.internals.event_log.tip().seq
     if ask.behind is not None:
         found = [journal_line(one) for one in view.events(ask.behind) if _matches(one, ask)]
         return JournalPage(found, ask, 0, tip)

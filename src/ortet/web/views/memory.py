@@ -158,7 +158,7 @@ def _href(hub: Hub, hit: RecallHit, caller: Caller) -> str:
     if not source.session or source.scope:
         return ""
     try:
-        row = hub.session_manager.table.get(source.session)
+        row = hub.internals.session_manager.table.get(source.session)
     except OrtetError:
         return ""
     return f"/s/{row.id}/journal?before={source.seq + 1}" if caller.sees(row.agent) else ""
@@ -183,7 +183,7 @@ def _episodes_page(hub: Hub, caller: Caller, page: MemoryPage) -> MemoryPage:
     """Return the episodes of all sessions. Facts are shown per session, or as search results."""
     episodes: dict[str, Episode] = {}
     for agent in caller.agents or (None,):
-        episodes |= {one.id: one for one in hub.episodes(agent=agent)}
+        episodes |= {one.id: one for one in hub.memory.episodes(agent=agent)}
     newest_first = sorted(episodes.values(), key=lambda one: (one.time, one.id))[::-1]
     return msgspec.structs.replace(
         page, episodes=newest_first[:_MAX_LISTED], count=len(newest_first)

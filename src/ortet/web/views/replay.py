@@ -50,12 +50,12 @@ class CommitJournalIndex:
         found = [one for one in line if 0 < one[1].seq <= seq]
         # After a restore of the state alone, a commit may end before its parent does.
         for oid, journal in sorted(found, key=lambda one: -one[1].seq):
-            if passes_through(view.event_log, hub_of(view), journal):
+            if passes_through(view.internals.event_log, hub_of(view), journal):
                 yield oid, journal
 
     def _branch_commits(self, view: SessionReader, tenant: str) -> list[tuple[Oid, JournalHead]]:
         """Return the commits of the branch along first parents, oldest first."""
-        head = view.store.catalog.head(f"branch:{view.row.branch}")
+        head = view.internals.store.catalog.head(f"branch:{view.internals.row.branch}")
         if head is None:
             return []
         with self._lock:
@@ -67,7 +67,7 @@ class CommitJournalIndex:
             at = {oid: n for n, (oid, _) in enumerate(known)}
             fresh: list[tuple[Oid, JournalHead]] = []
             kept = 0
-            for oid in view.store.history.first_parents(head.oid):
+            for oid in view.internals.store.history.first_parents(head.oid):
                 if oid in at:
                     kept = at[oid] + 1
                     break
@@ -90,7 +90,7 @@ def passes_through(log: EventLog, hub: Hub, journal: JournalHead) -> bool:
     Events that a restore left are not in it.
     """
     row = next(iter(log.rows(journal.seq - 1, journal.seq)), None) if journal.seq else None
-    return row is not None and hub.session_manager.services.chain.tip(row).hash == journal.hash
+    return row is not None and hub.internals.services.chain.tip(row).hash == journal.hash
 
 
 _MAX_MESSAGES = 20
@@ -123,18 +123,18 @@ def replay_page(commit_index: CommitJournalIndex, page_request: PageRequest) -> 
     `?at=N` selects the event, by default the last; `part` only its content.
     """
     with page_request.view() as view:
-        tip = view.event_log.tip().seq
+        tip = view.internals.event_log.tip().seq
         at = _requested_seq(page_request, tip)
         found = next(commit_index.commits_before(view, page_request.caller.tenant, at), None)
         oid, base = found if found is not None else (None, EMPTY_JOURNAL)
         return page_request.render(
             "moment.html" if "part" in page_request.query else "replay.html",
             tab="replay",
-            row=view.row,
+            row=view.internals.row,
             at=at,
             tip=tip,
             moment=build_moment(view, at, base),
-            commit=view.store.history.info(oid) if oid is not None else None,
+            commit=view.internals.store.history.info(oid) if oid is not None else None,
             behind=at - base.seq,
             said=text_of,
         )
@@ -142,7 +142,7 @@ def replay_page(commit_index: CommitJournalIndex, page_request: PageRequest) -> 
 
 def build_moment(view: SessionReader, seq: int, base: JournalHead) -> ReplayMoment:
     """Return the state after event `seq`. `base` is the journal of a commit at or before it."""
-    event = next(iter(view.event_log.events(seq - 1, seq)), None) if seq else None
+    event = next(iter(view.internals.event_log.events(seq - 1, seq)), None) if seq else None
     mind = state_at(view, seq, base)
     messages = _messages(view, seq, mind.core)
     facts = sorted(mind.facts, key=lambda one: -one.seq)
@@ -164,9 +164,9 @@ def build_moment(view: SessionReader, seq: int, base: JournalHead) -> ReplayMome
 
 def state_at(view: SessionReader, seq: int, base: JournalHead) -> SessionState:
     """Return the state that results from the events up to `seq`."""
-    sessions = hub_of(view).session_manager
-    mind = SessionState.load(sessions.services.maps, view.store.objects, base.fold)
-    for event in view.event_log.events(base.seq, seq):
+    sessions = hub_of(view).internals.session_manager
+    mind = SessionState.load(sessions.services.maps, view.internals.store.objects, base.fold)
+    for event in view.internals.event_log.events(base.seq, seq):
         fold(mind, [event])
     return mind
 
@@ -177,7 +177,7 @@ def _messages(view: SessionReader, seq: int, core: CoreState) -> list[Message]:
     upto = seq
     while upto > core.since and len(found) <= _MAX_MESSAGES:
         start = max(upto - _EVENTS_PER_READ, core.since)
-        events = [one for one in view.event_log.events(start, upto) if _is_message(one)]
+        events = [one for one in view.internals.event_log.events(start, upto) if _is_message(one)]
         found[:0] = [message_of(one) for one in events if not is_superseded(core.aside, one.seq)]
         upto = start
     return found

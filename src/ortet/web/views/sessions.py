@@ -152,7 +152,7 @@ def build_session_card(
     )
     try:
         view = hub.get(row.id)
-        head, tip = view.head, view.event_log.tip().seq
+        head, tip = view.head, view.internals.event_log.tip().seq
         return msgspec.structs.replace(
             made,
             goal=view.goal,
@@ -167,9 +167,9 @@ def build_session_card(
 
 def _spent(view: SessionReader) -> dict[str, float]:
     """Return the spending: of the whole family for its first session, else of the fork alone."""
-    if view.id == view.row.family:
+    if view.id == view.internals.row.family:
         return view.accounting.spent()
-    return levels(view.store.catalog, view.row)[0].purse.spent
+    return levels(view.internals.store.catalog, view.internals.row)[0].purse.spent
 
 
 def _match_sessions(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterator[tuple[str, str]]:
@@ -193,7 +193,7 @@ def _match_sessions(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterato
 
 def _recall_matches(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterator[tuple[str, str]]:
     """Yield sessions whose messages or facts contain the words."""
-    minds, known = hub.session_manager, {row.id for row in rows}
+    minds, known = hub.internals.session_manager, {row.id for row in rows}
     among = sorted(rows, key=lambda row: (row.created, len(row.name), row.name))
     reach = recall.all_searchable_logs(
         minds.services, agent=None, session=None, word=None, among=among

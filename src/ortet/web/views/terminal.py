@@ -47,7 +47,11 @@ def _unavailable_reason(page_request: PageRequest, view: SessionReader) -> str:
         page_request.caller.need_host()
     except OrtetError as error:
         return error.message
-    if view.row.path and view.row.engine in ("auto", "folder") and view.row.files != "private":
+    if (
+        view.internals.row.path
+        and view.internals.row.engine in ("auto", "folder")
+        and view.internals.row.files != "private"
+    ):
         return (
             "It works in a directory in place, where its commands are the host's own: a terminal "
             "needs a machine. Begin a session with engine overlay or criu, or fork this one."

@@ -51,7 +51,7 @@ def compare_page(page_request: PageRequest) -> Response:
             return page_request.render(
                 "patch.html", patch=file_patch(hub.objects, changes[int(number)])
             )
-        found = compare(hub.session_manager.services, old, new, limit=_MAX_MESSAGES)
+        found = compare(hub.internals.services, old, new, limit=_MAX_MESSAGES)
         room, files = _MAX_PATCH_LINES, list[dict[str, Any]]()
         changes = [one for one in found.files if not is_directory_touch(one)]
         for change in changes[:_MAX_FILES]:
@@ -92,13 +92,13 @@ def timeline_page(page_request: PageRequest) -> Response:
     with page_request.view() as view:
         family = load_family(page_request, hub_of(view))
         return page_request.render(
-            "tree.html", tab="timeline", row=view.row, **overview(view, family)
+            "tree.html", tab="timeline", row=view.internals.row, **overview(view, family)
         )
 
 
 def overview(view: SessionReader, family: SessionFamily) -> dict[str, Any]:
     """Return the template variables of a session's overview."""
-    core = view.state.core
+    core = view.internals.state.core
     spent, limits = view.accounting.spent(), view.accounting.limits()
     return {
         "goal": core.goal,
@@ -108,7 +108,7 @@ def overview(view: SessionReader, family: SessionFamily) -> dict[str, Any]:
         "limits": limits,
         "family": family,
         "head": view.head,
-        "events": view.event_log.tip().seq,
+        "events": view.internals.event_log.tip().seq,
         "first": _FIRST_ROWS,
     }
 

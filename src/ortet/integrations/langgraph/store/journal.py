@@ -57,7 +57,7 @@ class ItemJournal:
     def __init__(self, hub: Hub, name: str, agent: str) -> None:
         self._hub = require_hub(hub)
         self._catalog = hub.catalog
-        self._sessions = hub.session_manager
+        self._sessions = hub.internals.session_manager
         self._chain = self._sessions.services.chain
         self._name, self._agent = name, agent
         self.reset()
