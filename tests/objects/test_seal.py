@@ -15,18 +15,18 @@ from ortet.errors import Unavailable
 from ortet.ids import Oid
 from ortet.objects import frame, seal
 from ortet.objects.base import Kind, ObjectRef, ReferenceParser
-from ortet.objects.batch import FrameBatches
+from ortet.objects.frame import FrameBatches
 from ortet.objects.gc.sweep import Roots, sweep
 from ortet.objects.pack import list_packs
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
-Open = Callable[..., LocalObjectStore]
-Commit = Callable[[LocalObjectStore, str, Sequence[bytes]], Oid]
+Open = Callable[..., PackedObjectStore]
+Commit = Callable[[PackedObjectStore, str, Sequence[bytes]], Oid]
 PAGE = random.Random(1).randbytes(3000)
 VERSIONS = [PAGE[:at] + b"changed" + PAGE[at:] for at in range(0, 3000, 10)]
 
 
-def many_commits(store: LocalObjectStore) -> None:
+def many_commits(store: PackedObjectStore) -> None:
     for data in VERSIONS:
         store.put(Kind.TREE, data)
         store.flush()
@@ -36,7 +36,7 @@ def roots(*oids: Oid) -> Roots:
     return lambda: [ObjectRef(oid, Kind.COMMIT) for oid in oids]
 
 
-def check(store: LocalObjectStore) -> None:
+def check(store: PackedObjectStore) -> None:
     for data in VERSIONS:
         assert store.get(store.hasher.oid(data)) == data
 

@@ -2,7 +2,7 @@
 
 A frame is a header, a table of (oid, kind, length), and a payload. The payload is the objects'
 bytes one after another, as one zstd block or raw. Header and table are enough to index a frame
-without reading its payload.
+without reading its payload. `FrameBatches` groups the objects of a flush into frames.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 from ortet._util.codec import FORMAT_VERSION, Compressor, checksum, decompress
 from ortet.errors import Corrupt, Invalid, Unsupported
 from ortet.ids import OID_BYTES, Oid
+from ortet.objects.base import Kind
 
 MAGIC = b"\xa7ORT"
 RAW, ZSTD = 0, 1
@@ -41,6 +42,8 @@ Item = tuple[Oid, int, bytes]
 
 ReadAt = Callable[[int, int], bytes]
 """Reads (offset, length) and returns bytes, fewer at the end of the file."""
+
+_LARGE_FILE_BLOCK_BYTES = 128 * 1024
 
 
 class FrameHeader(msgspec.Struct, frozen=True):
@@ -222,3 +225,67 @@ def _is_frame_at(read: ReadAt, offset: int, stop: int) -> bool:
         return next(scan(read, offset, stop), None) is not None
     except (Corrupt, Unsupported):
         return False
+
+
+class FrameBatch:
+    """The objects of one future frame.
+
+    An object of at least the usual frame size gets its own frame: two of them might exceed MAX_RAW.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.bytes = 0
+
+    def add(self, item: Item) -> list[Item] | None:
+        """Add an object. Return the objects of a full frame, to be written now, or None."""
+        size = len(item[2])
+        if size >= FRAME_BYTES:
+            return [item]
+        self.items.append(item)
+        self.bytes += size
+        if self.bytes >= FRAME_BYTES or len(self.items) >= FRAME_OBJECTS:
+            return self.drain()
+        return None
+
+    def drain(self) -> list[Item]:
+        """Remove and return all objects."""
+        items, self.items, self.bytes = self.items, [], 0
+        return items
+
+
+class FrameBatches:
+    """Three batches: small file contents, blocks of large files, and other objects.
+
+    Log, diff and merge read only the other objects. Small files are similar to their neighbours and
+    compress best together.
+    """
+
+    def __init__(self) -> None:
+        self.blobs = FrameBatch()
+        self.blocks = FrameBatch()
+        self.non_blobs = FrameBatch()
+
+    def add(self, item: Item) -> list[Item] | None:
+        """Add an object to its batch. Return the objects of a full frame, or None."""
+        if item[1] != Kind.BLOB:
+            return self.non_blobs.add(item)
+        return (self.blocks if len(item[2]) >= _LARGE_FILE_BLOCK_BYTES else self.blobs).add(item)
+
+    def drain(self, merge_below_bytes: int = 0) -> list[list[Item]]:
+        """Remove and return all objects by batch, in one list if below `merge_below_bytes`."""
+        size = self.blobs.bytes + self.blocks.bytes + self.non_blobs.bytes
+        blobs, blocks, rest = self.blobs.drain(), self.blocks.drain(), self.non_blobs.drain()
+        groups = [blobs + blocks + rest] if size < merge_below_bytes else [rest, blobs, blocks]
+        return [group for group in groups if group]
+
+
+def split_into_frames(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """Split objects that were left by failed writes into pieces that fit a frame."""
+    batch = FrameBatch()
+    for item in items:
+        full = batch.add(item)
+        if full is not None:
+            yield full
+    if batch.items:
+        yield batch.items

@@ -4,6 +4,9 @@ An index covers one pack or several. A store of a thousand packs is searched thr
 The entries of a fan-out slot are stored together: first the oids, then the rows. Each slot has its
 own checksum, which is verified at the first use of the slot. Opening an index therefore takes the
 same time for any size. Every index can be rebuilt from its packs.
+
+Most objects that are put are new. An `AbsenceFilter` proves that an object is in no pack without a
+search in each index.
 """
 
 from __future__ import annotations
@@ -12,14 +15,13 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from ortet._util.codec import checksum, decode, encode
 from ortet.errors import Corrupt
 from ortet.ids import OID_BYTES, Oid
-from ortet.objects.absent import FILTER_WORD_OFFSET
 
 _MAGIC = b"\xa7ORI"
 _VERSION = 1
@@ -30,6 +32,8 @@ _ENTRY_BYTES = OID_BYTES + _ROW.size
 _CHECKSUM_BYTES = 8
 _CHECKSUMS_OFFSET = _HEAD.size + _FANOUT.size
 _PACK_LIST_OFFSET = _CHECKSUMS_OFFSET + 256 * _CHECKSUM_BYTES
+FILTER_WORD_OFFSET = 8
+"""The offset in an oid of the word that the filter uses. The first byte of the oid is the slot."""
 _FILTER_WORD_OF_OID = struct.Struct(f"={FILTER_WORD_OFFSET}xI{OID_BYTES - FILTER_WORD_OFFSET - 4}x")
 _LINEAR_SEARCH_MAX = 64
 _EMPTY_CHECKSUM = checksum(b"")
@@ -42,6 +46,16 @@ IndexEntry = tuple[Oid, int, int, int, int, int]
 
 CoveredPack = tuple[str, int]
 """Id and size in bytes of a pack."""
+
+_BUILD_FILTER_AFTER_LOOKUPS = 3
+"""Look-ups in a slot before its filter is built. A single small commit never builds one."""
+_FILTER_BYTES_PER_OBJECT = 8
+"""Filter bytes for each object. One look-up of an absent object in eight still needs a search."""
+
+_FILTER_WORD = struct.Struct("=I")
+
+SlotWords = Callable[[int], list[int]]
+"""Returns the filter words of all objects in a slot."""
 
 
 def encode_index(packs: Sequence[CoveredPack], entries: Iterable[IndexEntry]) -> bytes:
@@ -185,7 +199,7 @@ class PackIndex:
         return self._data[at : at + OID_BYTES]
 
     def filter_words(self, slot: int) -> list[int]:
-        """Return the filter word of each oid in a slot. See absent.py."""
+        """Return the filter word of each oid in a slot. See AbsenceFilter."""
         base, count = self._slot_bounds(slot)
         oids = self._data[base : base + count * OID_BYTES]
         return [word for (word,) in _FILTER_WORD_OF_OID.iter_unpack(oids)]
@@ -233,3 +247,39 @@ class PackIndex:
             pack, *rest = self._row(base, count, number)
             if pack_numbers[pack] >= 0:
                 yield self._oid(base, number) + _ROW.pack(pack_numbers[pack], *rest)
+
+
+class AbsenceFilter:
+    """Proves that an object is in none of several indexes, without searching each one.
+
+    Each of the 256 slots has its own filter, built after several look-ups in that slot.
+    """
+
+    def __init__(self, words_of_slot: SlotWords) -> None:
+        self._words_of_slot = words_of_slot
+        self._filters: list[bytearray | None] = [None] * 256
+        self._lookup_counts = bytearray(256)
+
+    def __contains__(self, oid: Oid) -> bool:
+        """Return True if no table has the object. False means that a search is needed."""
+        filter_ = self._filters[oid[0]]
+        if filter_ is None:
+            slot = oid[0]
+            if self._lookup_counts[slot] < _BUILD_FILTER_AFTER_LOOKUPS:
+                self._lookup_counts[slot] += 1
+                return False
+            try:
+                filter_ = self._filters[slot] = self._build_filter(slot)
+            except Corrupt:  # the search finds the damage and handles it
+                return False
+        return not filter_[
+            _FILTER_WORD.unpack_from(oid, FILTER_WORD_OFFSET)[0] & (len(filter_) - 1)
+        ]
+
+    def _build_filter(self, slot: int) -> bytearray:
+        words = self._words_of_slot(slot)
+        size = 1 << (len(words) * _FILTER_BYTES_PER_OBJECT).bit_length()
+        filter_, mask = bytearray(size), size - 1
+        for word in words:
+            filter_[word & mask] = 1
+        return filter_

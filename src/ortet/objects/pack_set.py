@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from ortet.backends.base import Bucket
 from ortet.errors import Corrupt, NotFound, OrtetError
 from ortet.ids import Oid
-from ortet.objects.absent import AbsenceFilter
 from ortet.objects.group import (
     GROUP_SUFFIX,
     MERGE_BATCH_TABLES,
@@ -25,6 +24,7 @@ from ortet.objects.group import (
 )
 from ortet.objects.layout import StoreLayout
 from ortet.objects.pack import LocalPackFile, Pack, PackSource, list_packs
+from ortet.objects.pack_index import AbsenceFilter
 from ortet.objects.recovery import adopt_tail, create_tail, follow_tail
 from ortet.objects.seal import seal
 from ortet.objects.source import FrameSource, ObjectLocation

@@ -18,7 +18,7 @@ from ortet.backends.base import Bucket
 from ortet.errors import Corrupt, Unsupported
 from ortet.ids import Oid
 from ortet.objects import frame
-from ortet.objects.batch import FrameBatches
+from ortet.objects.frame import FrameBatches
 from ortet.objects.pack_index import IndexEntry, encode_index, write_index
 from ortet.objects.tail import PACK_PART_SUFFIX, Tail, pack_key, storage_error
 

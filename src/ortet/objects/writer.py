@@ -17,7 +17,7 @@ from ortet.errors import Invalid, OrtetError, Refused, Unavailable
 from ortet.ids import Oid
 from ortet.objects import frame
 from ortet.objects.base import Kind
-from ortet.objects.batch import FrameBatches, split_into_frames
+from ortet.objects.frame import FrameBatches, split_into_frames
 from ortet.objects.layout import SpaceGuard
 from ortet.objects.pack_set import PackSet
 from ortet.objects.source import FrameCache

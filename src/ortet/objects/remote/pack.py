@@ -12,9 +12,8 @@ from ortet.backends.base import Bucket
 from ortet.errors import Corrupt, NotFound
 from ortet.ids import Oid
 from ortet.objects import frame
-from ortet.objects.absent import FILTER_WORD_OFFSET
 from ortet.objects.pack import PackFile, PackSource
-from ortet.objects.pack_index import PackIndex
+from ortet.objects.pack_index import FILTER_WORD_OFFSET, PackIndex
 from ortet.objects.remote.pack_cache import PackCache
 from ortet.objects.source import AutoClosingFd, ObjectLocation, decode_frame, load_frame
 from ortet.objects.tail import TAIL_SUFFIX as TAIL
