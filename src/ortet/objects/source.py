@@ -7,7 +7,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 from ortet.errors import NotFound, Unsupported
 from ortet.ids import Oid
@@ -120,8 +119,10 @@ class FrameCache:
         """Return a cached frame, or None."""
         data = self._frames.get(key)
         if data is not None:
-            with suppress(KeyError):  # another thread evicted the frame; the bytes are still valid
+            try:  # noqa: SIM105 - suppress() would take a tenth of the time of a read
                 self._frames.move_to_end(key)
+            except KeyError:  # another thread evicted the frame; the bytes are still valid
+                pass
         return data
 
     def add(self, key: FrameKey, data: bytes) -> None:
