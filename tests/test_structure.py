@@ -5,7 +5,6 @@ from __future__ import annotations
 from bench import structure
 
 INHERITANCE = {
-    "RemoteObjectStore": "shares the read path of the local store, which is hot; to be composed",
     "Session": "a session that can be written can be read: one level",
 }
 """Class -> why it inherits from a concrete class. Never add a name."""

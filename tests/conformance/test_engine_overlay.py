@@ -14,7 +14,7 @@ from ortet.machines.base import Engine, MachineSpec
 from ortet.machines.overlay.engine import OverlayEngine
 from ortet.machines.overlay.layers.home import LayerLayout
 from ortet.machines.overlay.machine import OverlayMachine
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 from ortet.testing.engine import EngineTests
 
 pytestmark = pytest.mark.overlay
@@ -38,11 +38,11 @@ class HostScoped(OverlayEngine):
 
 class TestWorkspaceScope(EngineTests):
     @pytest.fixture
-    def engine(self, objects: LocalObjectStore, trees: Trees, tmp_path: Path) -> Engine:
+    def engine(self, objects: PackedObjectStore, trees: Trees, tmp_path: Path) -> Engine:
         return OverlayEngine(objects, trees, SystemClock(), root=tmp_path / "store")
 
 
 class TestHostScope(EngineTests):
     @pytest.fixture
-    def engine(self, objects: LocalObjectStore, trees: Trees, tmp_path: Path) -> Engine:
+    def engine(self, objects: PackedObjectStore, trees: Trees, tmp_path: Path) -> Engine:
         return HostScoped(objects, trees, SystemClock(), root=tmp_path / "store")

@@ -8,12 +8,12 @@ import pytest
 from ortet._util.codec import Hasher
 from ortet.backends.local.bucket import FileBucket
 from ortet.ids import SystemClock
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 
 @pytest.fixture
-def objects(tmp_path: Path) -> Iterator[LocalObjectStore]:
-    store = LocalObjectStore(
+def objects(tmp_path: Path) -> Iterator[PackedObjectStore]:
+    store = PackedObjectStore(
         tmp_path, FileBucket(tmp_path / "bucket"), hasher=Hasher(), clock=SystemClock()
     )
     yield store

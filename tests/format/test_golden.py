@@ -25,7 +25,7 @@ from ortet.history.records import (
 from ortet.history.tree.page import PageStore
 from ortet.history.tree.tree import Trees
 from ortet.objects.base import Kind
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent.parent / "docs" / "format.md"
@@ -81,13 +81,13 @@ def test_published_bytes_decode_to_the_expected_records(
     assert decode(type_, read_document()[name][0]) == value
 
 
-def test_the_tree_builder_makes_the_published_page(objects: LocalObjectStore) -> None:
+def test_the_tree_builder_makes_the_published_page(objects: PackedObjectStore) -> None:
     ref = Trees(objects).build([vectors.LINK, vectors.FILE])
     assert ref.oid.hex() == read_document()["page"][1]
     assert ref.cid.hex() == read_document()["content"][1]
 
 
-def test_a_large_directory_is_cut_where_the_document_says(objects: LocalObjectStore) -> None:
+def test_a_large_directory_is_cut_where_the_document_says(objects: PackedObjectStore) -> None:
     entries = [TreeEntry(b"%d" % n, 0o100644, 0) for n in range(5000)]
     ref = Trees(objects).build(entries)
     level, names = 0, sorted(entry.name for entry in entries)

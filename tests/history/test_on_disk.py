@@ -23,13 +23,13 @@ from ortet.history.tree.tree import Trees
 from ortet.ids import Oid, SystemClock
 from ortet.objects.base import Kind, ObjectRef
 from ortet.objects.blobs import put_bytes, read_file
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 
 @contextmanager
-def opened(root: Path, key: bytes | None) -> Iterator[LocalObjectStore]:
+def opened(root: Path, key: bytes | None) -> Iterator[PackedObjectStore]:
     bucket = FileBucket(root / "bucket")
-    objects = LocalObjectStore(root, bucket, hasher=Hasher(key), clock=SystemClock())
+    objects = PackedObjectStore(root, bucket, hasher=Hasher(key), clock=SystemClock())
     try:
         yield objects
     finally:
@@ -37,17 +37,17 @@ def opened(root: Path, key: bytes | None) -> Iterator[LocalObjectStore]:
         bucket.close()
 
 
-def file(objects: LocalObjectStore, name: bytes, content: bytes) -> TreeEntry:
+def file(objects: PackedObjectStore, name: bytes, content: bytes) -> TreeEntry:
     data = put_bytes(objects, content)
     return TreeEntry(name, stat.S_IFREG | 0o644, 1, size=len(content), data=data)
 
 
-def image(objects: LocalObjectStore, files: dict[bytes, bytes]) -> Image:
+def image(objects: PackedObjectStore, files: dict[bytes, bytes]) -> Image:
     tree = Trees(objects).build(file(objects, name, text) for name, text in files.items())
     return Image(TreeEntry(b"", stat.S_IFDIR | 0o755, 1, data=tree.oid, cid=tree.cid))
 
 
-def commit(objects: LocalObjectStore, files: Image, *parents: Oid, time: int) -> Oid:
+def commit(objects: PackedObjectStore, files: Image, *parents: Oid, time: int) -> Oid:
     machine = objects.put(Kind.IMAGE, encode(files))
     state = objects.put(Kind.STATE, encode(State(machine=machine)))
     record = Commit(state, list(parents), f"at {time}", time, "me")
@@ -95,7 +95,7 @@ def test_commits_on_disk_are_merged_after_reopening(tmp_path: Path, key: bytes |
 HELD = {Kind.BLOB, Kind.BLOCKS, Kind.TREE, Kind.IMAGE, Kind.STATE, Kind.COMMIT}
 
 
-def reachable(objects: LocalObjectStore, heads: list[Oid]) -> set[ObjectRef]:
+def reachable(objects: PackedObjectStore, heads: list[Oid]) -> set[ObjectRef]:
     """What sweep and verify would follow; every object of it must be there."""
     found = {ObjectRef(head, Kind.COMMIT) for head in heads}
     todo = list(found)

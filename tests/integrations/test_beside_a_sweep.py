@@ -26,7 +26,7 @@ from ortet.integrations.openai_agents import OrtetSession
 from ortet.integrations.transcripts.batch import ImportBatch
 from ortet.objects.base import Kind
 from ortet.objects.gc import sweep_remote
-from ortet.objects.remote.store import RemoteObjectStore
+from ortet.objects.store import PackedObjectStore
 
 LONG = "said " * 200_000
 
@@ -49,9 +49,9 @@ def hub(hosts: tuple[Hub, Hub]) -> Hub:
 @pytest.fixture
 def meet(hosts: tuple[Hub, Hub], monkeypatch: pytest.MonkeyPatch) -> Meet:
     one, waits, removed = hosts[0], list[bool](), list[int]()
-    flush = RemoteObjectStore.flush
+    flush = PackedObjectStore.flush
 
-    def sweeping(objects: RemoteObjectStore, *, sync: bool = True) -> None:
+    def sweeping(objects: PackedObjectStore, *, sync: bool = True) -> None:
         flush(objects, sync=sync)
         if waits and objects is not one.objects and objects.sweep_lock.is_writing():
             waits.clear()
@@ -67,7 +67,7 @@ def meet(hosts: tuple[Hub, Hub], monkeypatch: pytest.MonkeyPatch) -> Meet:
             one.objects.flush()
         waits.append(True)
 
-    monkeypatch.setattr(RemoteObjectStore, "flush", sweeping)
+    monkeypatch.setattr(PackedObjectStore, "flush", sweeping)
     return meet
 
 

@@ -25,12 +25,12 @@ from ortet.machines.capture.stat_index import StatIndex
 from ortet.machines.folder import FolderEngine, FolderMachine
 from ortet.objects.base import Kind, ObjectRef
 from ortet.objects.gc.sweep import sweep
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
 
 
-class Counting(LocalObjectStore):
+class Counting(PackedObjectStore):
     blobs = 0
 
     def put(self, kind: Kind, data: bytes) -> Oid:

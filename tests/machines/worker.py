@@ -24,12 +24,12 @@ from ortet.machines.capture.stat_index import StatIndex
 from ortet.machines.restore.checkout import checkout_image
 from ortet.machines.restore.restore import recover_restore, restore_directory
 from ortet.objects.base import Kind
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 
 class Worker:
     def __init__(self, store: Path) -> None:
-        self.objects = LocalObjectStore(
+        self.objects = PackedObjectStore(
             store, FileBucket(store / "bucket"), hasher=Hasher(), clock=SystemClock()
         )
         self.trees = Trees(self.objects)

@@ -12,9 +12,9 @@ from ortet._util.codec import Hasher, decode, encode
 from ortet.backends.local.bucket import FileBucket
 from ortet.ids import Oid, SystemClock
 from ortet.objects.base import Kind, ObjectRef, ReferenceParser
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
-Open = Callable[..., LocalObjectStore]
+Open = Callable[..., PackedObjectStore]
 
 
 @pytest.fixture
@@ -25,10 +25,10 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def open_store(root: Path) -> Iterator[Open]:
     """Open a handle on the store, or on another path; all are closed at the end."""
-    opened: list[LocalObjectStore] = []
+    opened: list[PackedObjectStore] = []
 
-    def open_(path: Path = root, *, key: bytes | None = None, **options: Any) -> LocalObjectStore:
-        store = LocalObjectStore(
+    def open_(path: Path = root, *, key: bytes | None = None, **options: Any) -> PackedObjectStore:
+        store = PackedObjectStore(
             path,
             FileBucket(path / "bucket"),
             hasher=Hasher(key),
@@ -44,7 +44,7 @@ def open_store(root: Path) -> Iterator[Open]:
 
 
 @pytest.fixture
-def store(open_store: Open) -> LocalObjectStore:
+def store(open_store: Open) -> PackedObjectStore:
     return open_store()
 
 
@@ -61,14 +61,14 @@ def walk() -> ReferenceParser:
     return _walk
 
 
-Commit = Callable[[LocalObjectStore, str, Sequence[bytes]], Oid]
+Commit = Callable[[PackedObjectStore, str, Sequence[bytes]], Oid]
 
 
 @pytest.fixture
 def commit() -> Commit:
     """Put blobs, a tree of them, and a commit of that; flushed."""
 
-    def commit_(store: LocalObjectStore, label: str, blobs: Sequence[bytes]) -> Oid:
+    def commit_(store: PackedObjectStore, label: str, blobs: Sequence[bytes]) -> Oid:
         oids = [store.put(Kind.BLOB, blob) for blob in blobs]
         tree = store.put(Kind.TREE, encode((label, [(int(Kind.BLOB), oid) for oid in oids])))
         oid = store.put(Kind.COMMIT, encode((label, [(int(Kind.TREE), tree)])))

@@ -11,9 +11,9 @@ import pytest
 from ortet.errors import NotFound
 from ortet.objects.base import Kind
 from ortet.objects.pack import Pack
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
-Open = Callable[..., LocalObjectStore]
+Open = Callable[..., PackedObjectStore]
 
 
 def filled(open_store: Open) -> list[bytes]:

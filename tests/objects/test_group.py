@@ -12,16 +12,16 @@ from ortet.ids import Oid
 from ortet.objects.base import Kind
 from ortet.objects.group import MERGE_MIN_TABLES, PackGroup
 from ortet.objects.pack import LocalPackFile, Pack
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
-Open = Callable[..., LocalObjectStore]
+Open = Callable[..., PackedObjectStore]
 
 
 def content(number: int, turn: int) -> bytes:
     return b"object %d of pack %d" % (number, turn)
 
 
-def packs(store: LocalObjectStore, count: int, first: int = 0) -> None:
+def packs(store: PackedObjectStore, count: int, first: int = 0) -> None:
     for turn in range(first, first + count):
         for number in range(20):
             store.put(Kind.BLOB, content(number, turn))
@@ -29,7 +29,7 @@ def packs(store: LocalObjectStore, count: int, first: int = 0) -> None:
         store.pack_set.merge_tables()
 
 
-def check(store: LocalObjectStore, count: int) -> None:
+def check(store: PackedObjectStore, count: int) -> None:
     for turn in range(count):
         for number in range(20):
             data = content(number, turn)

@@ -20,7 +20,7 @@ from ortet.ids import from_hex
 from ortet.objects.base import Kind, ObjectRef, ReferenceParser
 from ortet.objects.gc.sweep import sweep
 from ortet.objects.gc.verify import verify
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
 WORKER = Path(__file__).parent / "worker.py"
@@ -43,7 +43,7 @@ POINTS = [
 ]
 """Every fault point of the local store."""
 
-Open = Callable[..., LocalObjectStore]
+Open = Callable[..., PackedObjectStore]
 
 
 def run(base: Path, verb: str, name: str, count: int, fault: str = "") -> tuple[int, list[str]]:
@@ -60,7 +60,7 @@ def run(base: Path, verb: str, name: str, count: int, fault: str = "") -> tuple[
     return done.returncode, done.stdout.splitlines()
 
 
-def check(store: LocalObjectStore, base: Path, walk: ReferenceParser, said: list[str]) -> None:
+def check(store: PackedObjectStore, base: Path, walk: ReferenceParser, said: list[str]) -> None:
     """Every head is whole, and none is older than what was acknowledged last."""
     heads = {path.stem: from_hex(path.read_text()) for path in (base / "heads").glob("*.head")}
     links = [ObjectRef(oid, Kind.COMMIT) for oid in heads.values()]

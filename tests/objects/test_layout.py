@@ -11,10 +11,10 @@ from ortet._util.codec import Hasher
 from ortet.errors import Invalid, Refused, Unsupported
 from ortet.objects.base import Kind
 from ortet.objects.layout import open_layout
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 from ortet.testing.processes import run_in_threads
 
-Open = Callable[..., LocalObjectStore]
+Open = Callable[..., PackedObjectStore]
 
 
 def test_a_new_store_writes_its_format_file(root: Path) -> None:

@@ -13,9 +13,9 @@ from ortet.backends.local.memory import MemoryBucket
 from ortet.errors import Corrupt, NotFound
 from ortet.ids import SystemClock
 from ortet.objects.base import Kind
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
-Open = Callable[..., LocalObjectStore]
+Open = Callable[..., PackedObjectStore]
 CONTENTS = [b"%d" % n + random.Random(n).randbytes(12_000) for n in range(300)]  # 7 frames
 
 
@@ -34,7 +34,7 @@ def only(path: Path) -> Path:
     return found
 
 
-def check(store: LocalObjectStore) -> None:
+def check(store: PackedObjectStore) -> None:
     for data in CONTENTS:
         assert store.get(store.hasher.oid(data)) == data
 
@@ -110,7 +110,7 @@ def test_a_pack_that_vanishes_is_not_found(open_store: Open, root: Path) -> None
 
 def test_packs_are_read_from_a_bucket_without_local_files(root: Path) -> None:
     bucket = MemoryBucket()
-    store = LocalObjectStore(root, bucket, hasher=Hasher(), clock=SystemClock())
+    store = PackedObjectStore(root, bucket, hasher=Hasher(), clock=SystemClock())
     for data in CONTENTS:
         store.put(Kind.BLOB, data)
     store.writer.seal_now()
@@ -118,7 +118,7 @@ def test_packs_are_read_from_a_bucket_without_local_files(root: Path) -> None:
     store.close()
     for index in (root / "local/index").iterdir():
         index.unlink()
-    again = LocalObjectStore(root, bucket, hasher=Hasher(), clock=SystemClock())
+    again = PackedObjectStore(root, bucket, hasher=Hasher(), clock=SystemClock())
     check(again)
     assert again.stats().tails == 0
     again.close()

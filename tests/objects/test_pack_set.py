@@ -12,9 +12,9 @@ from ortet._util.codec import Hasher
 from ortet.backends.local.bucket import FileBucket
 from ortet.errors import Unavailable
 from ortet.objects.base import Kind
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
-Open = Callable[..., LocalObjectStore]
+Open = Callable[..., PackedObjectStore]
 
 
 def test_a_freed_tail_is_adopted_and_a_held_one_is_not(open_store: Open, root: Path) -> None:
@@ -38,8 +38,8 @@ def test_names_do_not_repeat_where_clock_and_randomness_do(root: Path) -> None:
         def now_ns(self) -> int:
             return 0
 
-    def opened() -> LocalObjectStore:
-        return LocalObjectStore(
+    def opened() -> PackedObjectStore:
+        return PackedObjectStore(
             root,
             FileBucket(root / "bucket"),
             hasher=Hasher(),

@@ -6,10 +6,10 @@ import pytest
 
 from ortet.errors import NotFound
 from ortet.objects.base import DryRunObjectStore, Kind
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 
-def test_scratch_writes_nothing_to_the_store(store: LocalObjectStore) -> None:
+def test_scratch_writes_nothing_to_the_store(store: PackedObjectStore) -> None:
     scratch = DryRunObjectStore(store)
     tree = scratch.put(Kind.TREE, b"a tree")
     blob = scratch.put(Kind.BLOB, b"a blob")
@@ -22,13 +22,13 @@ def test_scratch_writes_nothing_to_the_store(store: LocalObjectStore) -> None:
     assert store.stats().objects == 0
 
 
-def test_scratch_gives_objects_the_same_ids_as_the_store(store: LocalObjectStore) -> None:
+def test_scratch_gives_objects_the_same_ids_as_the_store(store: PackedObjectStore) -> None:
     scratch = DryRunObjectStore(store)
     for kind in Kind:
         assert scratch.put(kind, b"data") == store.put(kind, b"data")
 
 
-def test_scratch_reads_objects_of_the_store_below(store: LocalObjectStore) -> None:
+def test_scratch_reads_objects_of_the_store_below(store: PackedObjectStore) -> None:
     below = store.put(Kind.BLOB, b"below")
     scratch = DryRunObjectStore(store)
     above = scratch.put(Kind.META, b"above")

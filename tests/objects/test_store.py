@@ -18,9 +18,9 @@ from tests.fixtures import forked
 from ortet.errors import Corrupt, Invalid, NotFound, Refused, Unavailable, Unsupported
 from ortet.ids import Oid
 from ortet.objects.base import Kind
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
-Open = Callable[..., LocalObjectStore]
+Open = Callable[..., PackedObjectStore]
 WORKER = Path(__file__).parent / "worker.py"
 
 
@@ -42,7 +42,7 @@ def noise(count: int, seed: int = 1, size: int = 4000) -> list[bytes]:
     return [dice.randbytes(dice.randrange(1, size)) for _ in range(count)]
 
 
-def check(store: LocalObjectStore, contents: Sequence[bytes]) -> None:
+def check(store: PackedObjectStore, contents: Sequence[bytes]) -> None:
     for data in contents:
         assert store.get(store.hasher.oid(data)) == data
 
@@ -78,7 +78,7 @@ def test_an_object_is_readable_before_flush_after_flush_and_after_sealing(open_s
     }
 
 
-def test_the_same_bytes_are_stored_once(store: LocalObjectStore) -> None:
+def test_the_same_bytes_are_stored_once(store: PackedObjectStore) -> None:
     for _ in range(3):
         assert store.put(Kind.BLOB, b"same") == store.put(Kind.TREE, b"same")
         store.flush()
@@ -89,7 +89,7 @@ def test_the_same_bytes_are_stored_once(store: LocalObjectStore) -> None:
     assert store.stats().objects == 1
 
 
-def test_a_small_flush_is_one_frame(store: LocalObjectStore) -> None:
+def test_a_small_flush_is_one_frame(store: PackedObjectStore) -> None:
     for kind in Kind:
         store.put(kind, b"object of kind %d" % kind)
     store.flush()
@@ -109,13 +109,13 @@ def test_a_large_flush_keeps_metadata_apart(open_store: Open, root: Path) -> Non
     assert all(len(found) == 1 for found in kinds.values())
 
 
-def test_flush_without_objects_writes_no_tail(store: LocalObjectStore, root: Path) -> None:
+def test_flush_without_objects_writes_no_tail(store: PackedObjectStore, root: Path) -> None:
     store.flush()
     store.flush(sync=False)
     assert list((root / "local/tails").iterdir()) == []
 
 
-def test_missing_and_malformed_ids_are_refused(store: LocalObjectStore) -> None:
+def test_missing_and_malformed_ids_are_refused(store: PackedObjectStore) -> None:
     with pytest.raises(NotFound) as caught:
         store.get(Oid(bytes(32)))
     assert caught.value.kind == "no_object"
@@ -144,7 +144,7 @@ def test_find_returns_all_objects_with_a_hex_prefix(open_store: Open) -> None:
                 assert handle.find_by_prefix(prefix.upper() if digits == 5 else prefix) == want
 
 
-def test_an_object_too_large_says_so(store: LocalObjectStore) -> None:
+def test_an_object_too_large_says_so(store: PackedObjectStore) -> None:
     with pytest.raises(Invalid) as caught:
         store.put(Kind.META, bytes((16 << 20) + 1))
     assert caught.value.kind == "object_too_large"
@@ -164,7 +164,7 @@ def test_the_largest_object_is_stored_among_others(open_store: Open, around: int
         check(other, [data + bytes([kind])[: (16 << 20) - len(data)] for data in contents])
 
 
-def test_the_empty_object_is_stored_and_read_back(store: LocalObjectStore) -> None:
+def test_the_empty_object_is_stored_and_read_back(store: PackedObjectStore) -> None:
     oid = store.put(Kind.BLOB, b"")
     store.flush()
     assert store.get(oid) == b""

@@ -15,9 +15,9 @@ from tests.fixtures import forked
 
 from ortet.errors import Unavailable
 from ortet.objects.base import Kind
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
-Open = Callable[..., LocalObjectStore]
+Open = Callable[..., PackedObjectStore]
 
 
 def test_each_flush_with_new_objects_syncs_once(
@@ -86,9 +86,9 @@ from ortet.backends.local.bucket import FileBucket
 from ortet._util.codec import Hasher
 from ortet.ids import SystemClock
 from ortet.objects.base import Kind
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 root = Path(sys.argv[1])
-store = LocalObjectStore(root, FileBucket(root / "bucket"), hasher=Hasher(), clock=SystemClock())
+store = PackedObjectStore(root, FileBucket(root / "bucket"), hasher=Hasher(), clock=SystemClock())
 base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 words = b"some words that compress well and some that do not "
 for number in range(3000):

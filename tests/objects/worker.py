@@ -19,7 +19,7 @@ from ortet.ids import Oid, SystemClock, from_hex
 from ortet.objects.base import Kind, ObjectRef
 from ortet.objects.gc.sweep import sweep
 from ortet.objects.gc.verify import verify
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 
 def say(*words: object) -> None:
@@ -27,8 +27,8 @@ def say(*words: object) -> None:
     sys.stdout.flush()
 
 
-def open_store(root: Path, seal_at: int = 200_000) -> LocalObjectStore:
-    return LocalObjectStore(
+def open_store(root: Path, seal_at: int = 200_000) -> PackedObjectStore:
+    return PackedObjectStore(
         root, FileBucket(root / "bucket"), hasher=Hasher(), clock=SystemClock(), seal_bytes=seal_at
     )
 
@@ -45,7 +45,7 @@ def heads(base: Path) -> Iterator[ObjectRef]:
         yield ObjectRef(from_hex(path.read_text()), Kind.COMMIT)
 
 
-def make_commit(store: LocalObjectStore, label: str, blobs: list[bytes]) -> Oid:
+def make_commit(store: PackedObjectStore, label: str, blobs: list[bytes]) -> Oid:
     oids = [store.put(Kind.BLOB, blob) for blob in blobs]
     tree = store.put(Kind.TREE, encode((label, [(int(Kind.BLOB), oid) for oid in oids])))
     return store.put(Kind.COMMIT, encode((label, [(int(Kind.TREE), tree)])))

@@ -23,7 +23,6 @@ from ortet.config.environment import open_hub
 from ortet.errors import Invalid, NotFound, Unavailable
 from ortet.hub.hub import Hub
 from ortet.ids import from_hex
-from ortet.objects.remote.store import RemoteObjectStore
 
 _UPLOAD = 120.0
 """Seconds to wait for an upload: one that is under way takes half a minute to fail."""
@@ -71,7 +70,6 @@ def test_local_commit_is_readable_elsewhere_only_after_its_upload(
     (tmp_path / "work" / "file").write_text("content")
     hub = host("one", "local")
     other = host("two")
-    assert isinstance(hub.objects, RemoteObjectStore)
     with hub.session("s", workspace=tmp_path / "work") as s:
         s.say("user", "first")
         s.commit("first")

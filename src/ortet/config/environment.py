@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ortet.hub.hub import Hub
     from ortet.machines.base import Engine
     from ortet.memory.embedders.base import Embedder
-    from ortet.objects.store import LocalObjectStore
+    from ortet.objects.store import PackedObjectStore
 
 __all__ = ["Settings", "open_hub", "read_settings", "store_path", "store_url"]
 
@@ -305,7 +305,7 @@ def _check_embedder(embedder: Embedder | str | None) -> None:
 
 
 def _engine_factory(
-    objects: LocalObjectStore,
+    objects: PackedObjectStore,
     trees: Trees,
     clock: Clock,
     *,

@@ -181,7 +181,7 @@ def open_shared(
     from ortet.backends.buckets import open_bucket
     from ortet.backends.object_storage.pending_uploads import PendingUploadTable
     from ortet.memory.postgres.index_factory import PostgresIndexFactory
-    from ortet.objects.remote.store import RemoteObjectStore
+    from ortet.objects.remote.placement import open_remote_objects
     from ortet.store.context import host_id
 
     address = parse_shared_url(url)
@@ -197,7 +197,7 @@ def open_shared(
         _check_format(catalog, hasher.key_id)
         # Machines are in `root`: with another user or another cache, they belong to another host.
         host = checksum(f"{host_id()}\n{root}".encode()).hex()
-        objects = RemoteObjectStore(
+        objects = open_remote_objects(
             root,
             bucket,
             epochs=catalog.epochs,

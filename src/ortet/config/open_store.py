@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ortet.backends.base import Bucket, Cache, Catalog, Signal
     from ortet.backends.remote.protocol import Hello
     from ortet.memory.base import IndexFactory
-    from ortet.objects.store import LocalObjectStore
+    from ortet.objects.store import PackedObjectStore
 
 MIB = 1 << 20
 
@@ -40,7 +40,7 @@ class StoreBackends(NamedTuple):
     catalog: Catalog
     bucket: Bucket
     signal: Signal
-    objects: LocalObjectStore
+    objects: PackedObjectStore
     cache: Cache | None = None  # shared between processes
     index_factory: IndexFactory | None = None  # memory index, if hosts share one
 
@@ -53,7 +53,7 @@ def open_embedded(root: Path, *, clock: Clock, random: Random, create: bool) -> 
     from ortet.backends.object_storage.pending_uploads import PendingUploadTable
     from ortet.backends.sqlite.catalog import SqliteCatalog
     from ortet.objects.layout import open_layout
-    from ortet.objects.store import LocalObjectStore
+    from ortet.objects.store import PackedObjectStore
     from ortet.store.context import host_id
 
     exists = _prepare(root, create=create)
@@ -67,7 +67,7 @@ def open_embedded(root: Path, *, clock: Clock, random: Random, create: bool) -> 
         catalog = SqliteCatalog(root / "catalog.db", clock, create=not exists)
         undo.callback(catalog.close)
         bucket = FileBucket(root / "bucket")
-        objects = LocalObjectStore(
+        objects = PackedObjectStore(
             root,
             bucket,
             hasher=hasher,
@@ -94,7 +94,7 @@ def open_remote(
     from ortet.backends.remote.catalog import HttpCatalog
     from ortet.backends.remote.client import RemoteClient
     from ortet.backends.remote.signal import HttpSignal
-    from ortet.objects.remote.store import RemoteObjectStore
+    from ortet.objects.remote.placement import open_remote_objects
     from ortet.store.context import host_id
 
     address, options = parse_remote_url(url)
@@ -111,7 +111,7 @@ def open_remote(
         bucket = HttpBucket(link)
         # Machines are in `root`: with another user or another cache, they belong to another host.
         host = checksum(f"{host_id()}\n{root}".encode()).hex()
-        objects = RemoteObjectStore(
+        objects = open_remote_objects(
             root,
             bucket,
             epochs=catalog.epochs,

@@ -3,10 +3,11 @@
 An object is a write-once byte string. Its id (`Oid`) is the hash of its bytes. The store does not
 know what the bytes mean: `history` supplies a parser that lists the references inside an object.
 
-Start with `base.py` (the `ObjectStore` contract) and `store.py` (`LocalObjectStore`). The write
-path is `writer.py` -> `batch.py` -> `frame.py` -> `tail.py` -> `seal.py`. The read path is
+Start with `base.py` (the `ObjectStore` contract) and `store.py` (`PackedObjectStore`). The write
+path is `writer.py` -> `frame.py` -> `tail.py` -> `seal.py`. The read path is
 `pack_set.py` -> `pack.py` and `pack_index.py` -> `source.py`. `blobs.py` stores file contents.
-`remote/` is the variant for packs in a remote bucket. `gc/` deletes and verifies objects.
+`placement.py` has what depends on where the packs are, and `remote/` has the parts for a remote
+bucket. `gc/` deletes and verifies objects.
 
 Invariants:
 - Objects are never changed, only added. A sweep is the only code here that deletes packs.

@@ -1,15 +1,15 @@
-"""The object store of one host: new objects go to a tail file, sealed objects are in packs."""
+"""The object store: new objects go to a tail file, sealed objects are in packs."""
 
 from __future__ import annotations
 
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,18 +19,16 @@ from ortet.backends.object_storage.pending_uploads import PendingUploadTable
 from ortet.errors import Corrupt, Invalid, NotFound, OrtetError
 from ortet.ids import OID_BYTES, Clock, Oid, Random, uuid7
 from ortet.objects.base import Kind, ObjectStore
-from ortet.objects.gc.lock import FileFence, SweepLock
+from ortet.objects.gc.lock import SweepLock
 from ortet.objects.layout import SpaceGuard, open_layout
-from ortet.objects.pack_set import LocalPackStorage, PackSet, PackStorage
+from ortet.objects.pack import Pack
+from ortet.objects.placement import Durability, LocalPlacement, StorePlacement
 from ortet.objects.source import FrameCache, FrameSource, ObjectLocation, kind_of, no_object
 from ortet.objects.tail import SEAL_BYTES, Tail, storage_error
-from ortet.objects.writer import DiskFlush, FlushTarget, ObjectWriter
+from ortet.objects.writer import ObjectWriter
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-
-
-# Reads many objects: decodes each frame once, in pack order, a few frames ahead of the reader.
 
 _READ_AHEAD_FRAMES = 4
 _MAX_SEQUENTIAL_FRAMES = 4
@@ -42,7 +40,11 @@ _FrameGroup = tuple[FrameSource, int, list[LocatedObject]]
 def read_located(
     located: Sequence[LocatedObject], cache: FrameCache, *, fallback: Callable[[Oid], bytes]
 ) -> Iterator[tuple[Oid, bytes]]:
-    """Yield the bytes at each location. `fallback` reads an object whose frame cannot be read."""
+    """Yield the bytes at each location, in pack order, so that each frame is decoded once.
+
+    Frames are decoded a few ahead of the reader. `fallback` reads an object whose frame cannot be
+    read.
+    """
     ordered = sorted(located, key=lambda found: (found[1][0].key, *found[1][1:3]))
     groups: list[_FrameGroup] = []
     for (_, offset), members in groupby(ordered, key=lambda found: (found[1][0].key, found[1][1])):
@@ -85,10 +87,6 @@ def _load_frames_ahead(groups: Sequence[_FrameGroup], cache: FrameCache) -> Iter
                 yield coming.popleft().result()
 
 
-Durability = Literal["remote", "local"]
-"""Where a commit is when it returns: in the bucket, or only on this host's disk."""
-
-
 class ObjectStats(msgspec.Struct, frozen=True):
     """The size of a store. An object that is stored twice counts twice until a sweep."""
 
@@ -122,15 +120,15 @@ def _raise_malloc_threshold() -> None:
     bytes(30 << 20)  # unlike a bytearray, this does not touch the memory
 
 
-class LocalObjectStore(ObjectStore):
+class PackedObjectStore(ObjectStore):
     """A handle on the store at `root`, with its sealed packs in `bucket`.
+
+    `placement` supplies the parts that depend on where the bucket is. The default is a store on one
+    host. `objects.remote.placement.open_remote_objects` opens a store with a remote bucket.
 
     Threads can share a handle. A child of fork(2) may keep using it and writes to its own tail.
     Other processes open their own handle.
     """
-
-    is_remote = False
-    """True if the bucket is remote and `root` is only a local cache of it."""
 
     def __init__(
         self,
@@ -144,24 +142,31 @@ class LocalObjectStore(ObjectStore):
         reserve: int = 0,
         seal_bytes: int = SEAL_BYTES,
         pending_uploads: PendingUploadTable | None = None,
+        placement: StorePlacement | None = None,
     ) -> None:
         _raise_malloc_threshold()
         self.hasher = hasher
         self.find_replacement: Callable[[Oid], Oid | None] = lambda _: None
         self.pending_uploads = pending_uploads
+        self._placement = placement or LocalPlacement()
         try:
             self.layout = open_layout(root, hasher)
-            self.sweep_lock = self._make_sweep_lock()
+            self.sweep_lock = SweepLock(self._placement.make_fence(self.layout))
         except OSError as error:
             raise storage_error(error, f"opening the store at {root}") from error
         self.bucket = bucket
         self.cache = FrameCache()
         self.space = SpaceGuard(self.layout, bucket, clock=clock, quota=quota, reserve=reserve)
-        new_id = partial(uuid7, clock, random)
-        self.pack_set = PackSet(self.layout, self._make_pack_storage(new_id), new_id=new_id)
+        self.pack_set, target = self._placement.make_packs(
+            self.layout,
+            bucket,
+            key_id=hasher.key_id,
+            new_id=partial(uuid7, clock, random),
+            space=self.space,
+        )
         self.writer = ObjectWriter(
             self.pack_set,
-            self._make_flush_target(),
+            target,
             self.space,
             self.cache,
             key_id=hasher.key_id,
@@ -174,41 +179,47 @@ class LocalObjectStore(ObjectStore):
         self._closed = False
         self.pack_set.refresh()
 
-    # RemoteObjectStore overrides the following factory methods.
-
-    def _make_sweep_lock(self) -> SweepLock:
-        return SweepLock(FileFence(self.layout.local))
-
-    def _make_pack_storage(self, new_id: Callable[[], str]) -> PackStorage:
-        return LocalPackStorage(self.layout, self.bucket, key_id=self.hasher.key_id, new_id=new_id)
-
-    def _make_flush_target(self) -> FlushTarget:
-        return DiskFlush(self.pack_set, self.space)
+    @property
+    def is_remote(self) -> bool:
+        """True if the bucket is remote and `root` is only a local cache of it."""
+        return self._placement.is_remote
 
     def require_exclusive(self, action: str) -> None:
         """Raise Unsupported if this process cannot exclude all other writers."""
+        self.sweep_lock.require_exclusive(action)
 
     def drop_local_cache(self) -> None:
-        """Discard local copies, so that the next reads come from the bucket itself."""
+        """Discard local copies of a remote bucket: the next reads come from the bucket itself."""
+        if self.is_remote:
+            self.cache.clear()
+            for pack in self.pack_set.packs:
+                if isinstance(pack, Pack):
+                    pack.file.drop_local_copy()
 
-    @contextmanager
-    def with_durability(self, durable: Durability | None) -> Iterator[None]:
-        """Set what `flush` guarantees within the block.
+    def with_durability(self, durable: Durability | None) -> AbstractContextManager[None]:
+        """Return a context manager that sets what `flush` guarantees within the block.
 
         With "remote", everything that was put before is in the bucket when the block ends. None
         keeps the durability that the store was opened with. A store on one host ignores the value.
         """
         if durable not in (None, "remote", "local"):
             raise Invalid("bad_durable", f'durable is {durable!r}: give "remote" or "local"')
-        yield
+        return self._placement.durability(durable)
 
     def queued(self) -> UploadBacklog:
         """Return what is stored only on this host and not yet readable by other hosts."""
-        return UploadBacklog()
+        return self._placement.backlog()
+
+    def wait_for_uploads(self, timeout: float = 60.0) -> None:
+        """Wait until all uploads have ended.
+
+        Raises Unavailable("not_uploaded_yet") at the timeout.
+        """
+        self._placement.wait_uploaded(timeout)
 
     def swept_since(self, epoch: int) -> bool:
         """Return True if a sweep, also one of another host, has deleted packs since `epoch`."""
-        return self.sweep_lock.epoch() != epoch
+        return self.sweep_lock.fetch_epoch() != epoch
 
     @property
     def epoch(self) -> int:
@@ -279,10 +290,13 @@ class LocalObjectStore(ObjectStore):
     def has(self, oid: Oid) -> bool:
         """Return True if the object is stored, as far as this host knows.
 
-        An object in another process's tail becomes durable with the next flush of this handle.
+        An object in another process's tail becomes durable with the next flush of this handle. With
+        a remote bucket, a new object of another host is not known, and is then stored twice.
         """
         if oid in self._pending or self.pack_set.find_durable(oid) is not None:
             return True
+        if self.is_remote:
+            return False
         self._reset_if_forked()
         tail = self.pack_set.find_foreign_tail(oid)
         if tail is None and self.pack_set.refresh_if_changed():
@@ -327,7 +341,7 @@ class LocalObjectStore(ObjectStore):
                 tries again.
         """
         self._reset_if_forked()
-        self.writer.flush(sync=sync)
+        self._placement.flush(self.writer, sync=sync)
 
     @contextmanager
     def writing(self) -> Iterator[int]:
@@ -410,6 +424,7 @@ class LocalObjectStore(ObjectStore):
             finally:
                 self.cache.clear()
                 self.sweep_lock.close()
+                self._placement.close()
 
     def _reset_if_forked(self) -> None:
         if self._pid != _pid:

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from ortet.ids import Oid
     from ortet.journal.conversation.compaction import Compaction, Summarise
     from ortet.machines.jobs import Job
-    from ortet.objects.store import Durability
+    from ortet.objects.placement import Durability
     from ortet.sessions.actions.actions import KeyScope, Replay
     from ortet.sessions.context import SessionServices
     from ortet.sessions.history.merge import MergeInput, SessionMergeResult

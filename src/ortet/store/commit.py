@@ -9,11 +9,11 @@ from ortet._util.failpoints import failpoint
 from ortet.history.commits import History
 from ortet.history.records import Commit
 from ortet.ids import Clock, Oid
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 
 def put_commit(
-    objects: LocalObjectStore,
+    objects: PackedObjectStore,
     history: History,
     *,
     state: Oid,
@@ -40,7 +40,7 @@ def put_commit(
     return oid
 
 
-def check_message(objects: LocalObjectStore, message: str) -> None:
+def check_message(objects: PackedObjectStore, message: str) -> None:
     """Raise Refused if the message contains a known secret.
 
     Call this before sealing. A later refusal would leave a partly stored session state.

@@ -18,7 +18,7 @@ from ortet.history.commits import History
 from ortet.history.refs import Refs
 from ortet.history.tree.tree import Trees
 from ortet.ids import Clock, Oid, Random, to_hex, uuid7
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 from ortet.vault.keys import Keyring
 from ortet.vault.redaction import SecretFilter
 from ortet.vault.vault import Vault
@@ -79,7 +79,7 @@ class StoreContext:
         bucket: Bucket,
         signal: Signal,
         cache: Cache,
-        objects: LocalObjectStore,
+        objects: PackedObjectStore,
         trees: Trees,
         clock: Clock,
         random: Random,

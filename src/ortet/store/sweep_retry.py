@@ -47,10 +47,8 @@ def sweep_shared(
     """
     from ortet.backends.sweep_epoch import EpochFencedCatalog
     from ortet.objects.gc import sweep_remote
-    from ortet.objects.remote.store import RemoteObjectStore
 
     objects, catalog = store.objects, store.catalog
-    assert isinstance(objects, RemoteObjectStore)
     assert isinstance(catalog, EpochFencedCatalog)
     with _exclusive_sweep(store) as holding:
         return sweep_remote.sweep_remote(

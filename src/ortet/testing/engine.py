@@ -2,7 +2,7 @@
 
     class TestMine(EngineTests):
         @pytest.fixture
-        def engine(self, objects: LocalObjectStore, trees: Trees) -> Engine:
+        def engine(self, objects: PackedObjectStore, trees: Trees) -> Engine:
             return MyEngine(objects, trees)
 
 Machines are opened from an image with private files. Use `InPlaceTests` for an engine that can also
@@ -30,7 +30,7 @@ from ortet.machines.capture.scanner import scan
 from ortet.machines.capture.stat_index import StatIndex
 from ortet.objects.base import Kind
 from ortet.objects.blobs import read_file
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 # Fixtures of the engine suites: an object store, a first image, and a harness for machines.
 
@@ -39,7 +39,7 @@ class EngineHarness:
     """Opens machines from the first image and reads images back."""
 
     def __init__(
-        self, engine: Engine, objects: LocalObjectStore, trees: Trees, *, root: Path
+        self, engine: Engine, objects: PackedObjectStore, trees: Trees, *, root: Path
     ) -> None:
         self.engine = engine
         self.objects = objects
@@ -99,21 +99,21 @@ class EngineFixtures:
     """All fixtures of a suite except `engine`."""
 
     @pytest.fixture
-    def objects(self, tmp_path: Path) -> Iterator[LocalObjectStore]:
+    def objects(self, tmp_path: Path) -> Iterator[PackedObjectStore]:
         store = tmp_path / "store"
-        objects = LocalObjectStore(
+        objects = PackedObjectStore(
             store, FileBucket(store / "bucket"), hasher=Hasher(), clock=SystemClock()
         )
         yield objects
         objects.close()
 
     @pytest.fixture
-    def trees(self, objects: LocalObjectStore) -> Trees:
+    def trees(self, objects: PackedObjectStore) -> Trees:
         return Trees(objects)
 
     @pytest.fixture
     def bench(
-        self, engine: Engine, objects: LocalObjectStore, trees: Trees, tmp_path: Path
+        self, engine: Engine, objects: PackedObjectStore, trees: Trees, tmp_path: Path
     ) -> Iterator[EngineHarness]:
         (tmp_path / "proj").mkdir()
         bench = EngineHarness(engine, objects, trees, root=tmp_path)
@@ -121,7 +121,7 @@ class EngineFixtures:
         bench.close()
 
     @pytest.fixture
-    def first(self, objects: LocalObjectStore, trees: Trees, tmp_path: Path) -> Oid:
+    def first(self, objects: PackedObjectStore, trees: Trees, tmp_path: Path) -> Oid:
         """Store the first image and return its id.
 
         It has a.txt, run.sh (executable), docs/one.md, docs/deep/two.md, empty/, link -> a.txt.

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from ortet.history.merge.text_merge import Favor
     from ortet.machines.jobs import Job
     from ortet.machines.kernels.kernel import Kernel
-    from ortet.objects.store import Durability
+    from ortet.objects.placement import Durability
     from ortet.workspaces.merge import MergeResult, OtherFiles
     from ortet.workspaces.undo import UndoResult
 

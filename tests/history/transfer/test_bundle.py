@@ -34,7 +34,7 @@ from ortet.ids import Oid, SystemClock
 from ortet.objects import frame
 from ortet.objects.base import Kind, ObjectRef, ObjectStore
 from ortet.objects.blobs import put_bytes
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 FILE, DIRECTORY = 0o100644, 0o040755
 
@@ -46,9 +46,9 @@ from ortet._util.codec import Hasher
 from ortet.history.transfer import bundle
 from ortet.history.references import references
 from ortet.ids import SystemClock, from_hex
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 verb, store, path, oid = sys.argv[1:]
-objects = LocalObjectStore(
+objects = PackedObjectStore(
     Path(store), FileBucket(Path(store) / "bucket"), hasher=Hasher(), clock=SystemClock()
 )
 if verb == "export":
@@ -151,8 +151,8 @@ def small(source: Shelf, tmp_path: Path) -> Path:
     return path
 
 
-def local(path: Path) -> LocalObjectStore:
-    return LocalObjectStore(path, MemoryBucket(), hasher=Hasher(), clock=SystemClock())
+def local(path: Path) -> PackedObjectStore:
+    return PackedObjectStore(path, MemoryBucket(), hasher=Hasher(), clock=SystemClock())
 
 
 # there and back

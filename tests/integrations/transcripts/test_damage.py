@@ -35,7 +35,7 @@ from ortet.integrations.transcripts.importer import import_transcript
 from ortet.integrations.transcripts.line_tree import LineChain, LineNode, chains
 from ortet.journal import spill
 from ortet.journal.conversation.text import text_of
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 from ortet.sessions.actions.artifacts import StoredContent, load
 from ortet.sessions.reader import SessionReader
 
@@ -230,7 +230,7 @@ def test_memory_does_not_grow_with_the_file(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """50 MB; beside what the store caches, a few bytes for each line are held."""
-    assert isinstance(hub.objects, LocalObjectStore)
+    assert isinstance(hub.objects, PackedObjectStore)
     monkeypatch.setattr(hub.objects.cache, "_limit", 4 << 20)
     path = tmp_path / f"{CONVERSATION}.jsonl"
     claude, blob = Claude(), "0123456789abcdef" * 6_400  # 100 kB

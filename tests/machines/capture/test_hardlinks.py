@@ -18,7 +18,7 @@ from ortet.machines.capture.hardlinks import (
     walk_index,
 )
 from ortet.machines.capture.stat_index import RACY, DirectoryNode, StatIndex, marks_of
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 
 def file(inode: int, links: int = 2, dev: int = 1) -> tuple[int, ...]:
@@ -31,7 +31,7 @@ def folder(inode: int) -> tuple[int, ...]:
 
 @pytest.fixture
 def index(tmp_path: Path) -> StatIndex:
-    objects = LocalObjectStore(tmp_path, MemoryBucket(), hasher=Hasher(), clock=SystemClock())
+    objects = PackedObjectStore(tmp_path, MemoryBucket(), hasher=Hasher(), clock=SystemClock())
     index = StatIndex(Trees(objects))
     below, deep = DirectoryNode(), DirectoryNode()
     index.root.put("d", folder(100))

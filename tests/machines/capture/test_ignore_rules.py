@@ -17,7 +17,7 @@ from ortet.ids import SystemClock
 from ortet.machines.capture.frames import DirectoryScan, ScanPlan, compare_all
 from ortet.machines.capture.ignore_rules import IgnoreFilter, IgnoreRules, parse_ignore_file
 from ortet.machines.capture.stat_index import DirectoryNode, StatIndex
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 FILES = [
     "a", "b", "a.log", "keep.log", "foo bar", "trail ", "#hash", "!bang", "back\\slash", "[x]", "x",
@@ -177,7 +177,7 @@ class Setting:
     def __init__(self, root: Path) -> None:
         self.root = root / "root"
         self.root.mkdir()
-        objects = LocalObjectStore(
+        objects = PackedObjectStore(
             root / "store", MemoryBucket(), hasher=Hasher(), clock=SystemClock()
         )
         self.index = StatIndex(Trees(objects))

@@ -18,7 +18,7 @@ from ortet.machines.base import MachineSpec
 from ortet.machines.capture.mmap_writers import mapped_inodes, tracks_mmap_writes
 from ortet.machines.folder import FolderEngine
 from ortet.objects.blobs import read_file
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 
 class Mapped:
@@ -71,7 +71,7 @@ class Reader:
 
     def __init__(self, root: Path, place: Path, watch: bool) -> None:
         store = place / "store"
-        self.objects = LocalObjectStore(
+        self.objects = PackedObjectStore(
             store, FileBucket(store / "bucket"), hasher=Hasher(), clock=SystemClock()
         )
         self.trees = Trees(self.objects)

@@ -23,7 +23,7 @@ from ortet.machines.capture.quick_check import (
 )
 from ortet.machines.capture.scanner import scan
 from ortet.machines.capture.stat_index import StatIndex
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 
 class Setting:
@@ -32,7 +32,7 @@ class Setting:
         (self.root / "a" / "b").mkdir(parents=True)
         for name in ("top", "a/one", "a/b/two"):
             (self.root / name).write_text(name)
-        objects = LocalObjectStore(
+        objects = PackedObjectStore(
             place / "store", MemoryBucket(), hasher=Hasher(), clock=SystemClock()
         )
         self.trees = Trees(objects)

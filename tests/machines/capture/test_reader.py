@@ -12,12 +12,12 @@ from ortet._util.codec import Hasher
 from ortet.backends.local.memory import MemoryBucket
 from ortet.ids import Oid, SystemClock
 from ortet.machines.capture.reader import ReadJob, read_file_entry
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 
 @pytest.fixture
-def objects(tmp_path: Path) -> Iterator[LocalObjectStore]:
-    objects = LocalObjectStore(
+def objects(tmp_path: Path) -> Iterator[PackedObjectStore]:
+    objects = PackedObjectStore(
         tmp_path / "store", MemoryBucket(), hasher=Hasher(), clock=SystemClock()
     )
     yield objects
@@ -37,7 +37,7 @@ def job(fd: int, name: str) -> ReadJob:
     return ReadJob(name, raw, os.stat(name, dir_fd=fd, follow_symlinks=False), b"files/" + raw)
 
 
-def test_content_is_stored(objects: LocalObjectStore, here: int, tmp_path: Path) -> None:
+def test_content_is_stored(objects: PackedObjectStore, here: int, tmp_path: Path) -> None:
     (tmp_path / "files/f").write_text("content")
     outcome = read_file_entry(objects, here, job(here, "f"))
     assert outcome.captured is not None
@@ -49,7 +49,7 @@ def test_content_is_stored(objects: LocalObjectStore, here: int, tmp_path: Path)
 
 
 def test_a_deleted_file_is_an_outcome_without_an_error(
-    objects: LocalObjectStore, here: int, tmp_path: Path
+    objects: PackedObjectStore, here: int, tmp_path: Path
 ) -> None:
     (tmp_path / "files/f").write_text("content")
     work = job(here, "f")
@@ -60,7 +60,7 @@ def test_a_deleted_file_is_an_outcome_without_an_error(
 
 
 def test_a_file_without_read_permission_is_reported_as_unreadable(
-    objects: LocalObjectStore, here: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objects: PackedObjectStore, here: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "files/f").write_text("content")
     work = job(here, "f")

@@ -26,10 +26,10 @@ from ortet.machines.capture.stat_index import RACY, StatIndex, marks_of
 from ortet.machines.capture.walk import ScanWatcher
 from ortet.objects.base import Kind
 from ortet.objects.blobs import read_file
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 
-class Counting(LocalObjectStore):
+class Counting(PackedObjectStore):
     """Counts the contents it is given: that many files were read."""
 
     blobs = 0

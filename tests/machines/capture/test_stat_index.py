@@ -32,7 +32,7 @@ from ortet.machines.capture.stat_index import (
     stat_record,
     with_mark,
 )
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 IMAGE = Oid(b"\x07" * 32)
 
@@ -54,7 +54,7 @@ class Setting:
         self.index = StatIndex(trees)
 
     def scan(self) -> Image:
-        assert isinstance(self.trees.objects, LocalObjectStore)
+        assert isinstance(self.trees.objects, PackedObjectStore)
         found = scan(
             self.trees.objects,
             self.trees,

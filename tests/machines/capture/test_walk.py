@@ -16,7 +16,7 @@ from ortet.machines.capture.frames import ScanPlan
 from ortet.machines.capture.ignore_rules import IgnoreFilter, IgnoreRules
 from ortet.machines.capture.stat_index import StatIndex
 from ortet.machines.capture.walk import ScanWalk
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 
 class Setting:
@@ -25,7 +25,7 @@ class Setting:
         (self.root / "a" / "b").mkdir(parents=True)
         (self.root / "one").write_text("one")
         (self.root / "a" / "b" / "two").write_text("two")
-        self.objects = LocalObjectStore(
+        self.objects = PackedObjectStore(
             place / "store", MemoryBucket(), hasher=Hasher(), clock=SystemClock()
         )
         self.trees = Trees(self.objects)

@@ -260,10 +260,10 @@ from ortet.history.tree.tree import Trees
 from ortet.ids import SystemClock, from_hex
 from ortet.machines.base import MachineSpec
 from ortet.machines.overlay.engine import OverlayEngine
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 store, name, work = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 bucket = FileBucket(store / "bucket")
-objects = LocalObjectStore(store, bucket, hasher=Hasher(), clock=SystemClock())
+objects = PackedObjectStore(store, bucket, hasher=Hasher(), clock=SystemClock())
 engine = OverlayEngine(objects, Trees(objects), SystemClock(), root=store)
 home = store / "local/machines" / name
 machine = engine.open(MachineSpec(id=name, home=home, path=work, image=from_hex(sys.argv[4])))

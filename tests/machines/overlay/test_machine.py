@@ -28,10 +28,10 @@ from ortet.history.tree.tree import Trees
 from ortet.ids import SystemClock, from_hex
 from ortet.machines.base import MachineSpec
 from ortet.machines.overlay.engine import OverlayEngine
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 store, work, verb = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 bucket = FileBucket(store / "bucket")
-objects = LocalObjectStore(store, bucket, hasher=Hasher(), clock=SystemClock())
+objects = PackedObjectStore(store, bucket, hasher=Hasher(), clock=SystemClock())
 engine = OverlayEngine(objects, Trees(objects), SystemClock(), root=store)
 
 def spec(name):

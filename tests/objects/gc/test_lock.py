@@ -12,9 +12,9 @@ from tests.fixtures.waiting import eventually, is_waited_for
 from ortet.errors import Invalid, Unavailable
 from ortet.objects.base import Kind
 from ortet.objects.gc.lock import FileFence, SweepLock
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
-Open = Callable[..., LocalObjectStore]
+Open = Callable[..., PackedObjectStore]
 
 
 def test_writers_share_and_nest(open_store: Open) -> None:
@@ -38,7 +38,7 @@ def test_a_sweep_waits_for_writers_and_gives_up(open_store: Open) -> None:
         pass
 
 
-def test_writers_of_the_same_handle_keep_a_sweep_out_too(store: LocalObjectStore) -> None:
+def test_writers_of_the_same_handle_keep_a_sweep_out_too(store: PackedObjectStore) -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def write() -> None:
@@ -74,7 +74,7 @@ def test_writers_wait_for_a_sweep(open_store: Open, root: Path) -> None:
     assert order == ["sweep", "writer"]
 
 
-def test_a_sweep_inside_a_commit_is_refused_not_a_deadlock(store: LocalObjectStore) -> None:
+def test_a_sweep_inside_a_commit_is_refused_not_a_deadlock(store: PackedObjectStore) -> None:
     with store.writing(), pytest.raises(Invalid), store.sweep_lock.exclusive(timeout=60.0):
         pass
 

@@ -11,19 +11,19 @@ from ortet.errors import Corrupt, OrtetError
 from ortet.ids import Oid
 from ortet.objects.base import Kind, ObjectRef, ReferenceParser
 from ortet.objects.gc.reachability import ReachableSet
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
-Open = Callable[..., LocalObjectStore]
+Open = Callable[..., PackedObjectStore]
 
 
 def tree(
-    store: LocalObjectStore, label: str, *links: tuple[Kind, Oid], kind: Kind = Kind.TREE
+    store: PackedObjectStore, label: str, *links: tuple[Kind, Oid], kind: Kind = Kind.TREE
 ) -> Oid:
     return store.put(kind, encode((label, [(int(k), oid) for k, oid in links])))
 
 
 def test_marking_a_long_history_does_not_recurse(
-    store: LocalObjectStore, walk: ReferenceParser
+    store: PackedObjectStore, walk: ReferenceParser
 ) -> None:
     head = tree(store, "first", kind=Kind.COMMIT)
     for number in range(5000):
@@ -35,7 +35,7 @@ def test_marking_a_long_history_does_not_recurse(
     assert ticks[-1] == 5001
 
 
-def test_shared_parts_are_followed_once(store: LocalObjectStore, walk: ReferenceParser) -> None:
+def test_shared_parts_are_followed_once(store: PackedObjectStore, walk: ReferenceParser) -> None:
     calls: list[bytes] = []
 
     def counted(kind: Kind, data: bytes) -> list[ObjectRef]:
@@ -53,7 +53,7 @@ def test_shared_parts_are_followed_once(store: LocalObjectStore, walk: Reference
 
 
 def test_fresh_holds_only_newly_marked_objects(
-    store: LocalObjectStore, walk: ReferenceParser
+    store: PackedObjectStore, walk: ReferenceParser
 ) -> None:
     marks = ReachableSet(store, walk)
     first, second = tree(store, "1"), tree(store, "2")
@@ -64,7 +64,7 @@ def test_fresh_holds_only_newly_marked_objects(
 
 
 def test_missing_or_wrong_objects_are_reported_with_their_parent(
-    store: LocalObjectStore, walk: ReferenceParser
+    store: PackedObjectStore, walk: ReferenceParser
 ) -> None:
     gone = Oid(bytes(32))
     liar = store.put(Kind.BLOB, b"no tree")

@@ -20,13 +20,13 @@ from ortet.ids import Oid
 from ortet.objects.base import Kind, ObjectRef, ReferenceParser
 from ortet.objects.gc.sweep import SweepReport, sweep
 from ortet.objects.gc.verify import verify
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
 WORKER = Path(__file__).parents[1] / "worker.py"
 
-Open = Callable[..., LocalObjectStore]
-Commit = Callable[[LocalObjectStore, str, Sequence[bytes]], Oid]
+Open = Callable[..., PackedObjectStore]
+Commit = Callable[[PackedObjectStore, str, Sequence[bytes]], Oid]
 Roots = Callable[[], Iterable[ObjectRef]]
 
 
@@ -49,7 +49,7 @@ def stored(root: Path) -> int:
     return sum(sizes.values())
 
 
-def present(store: LocalObjectStore, contents: Sequence[bytes]) -> int:
+def present(store: PackedObjectStore, contents: Sequence[bytes]) -> int:
     return sum(store.has(store.hasher.oid(data)) for data in contents)
 
 

@@ -19,10 +19,10 @@ from ortet.objects.base import Kind, ObjectRef, ReferenceParser
 from ortet.objects.gc.sweep import SweepReport
 from ortet.objects.gc.sweep_remote import sweep_remote
 from ortet.objects.group import MERGE_MIN_TABLES
-from ortet.objects.remote.store import RemoteObjectStore
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.remote.placement import open_remote_objects
+from ortet.objects.store import PackedObjectStore
 
-Commit = Callable[[LocalObjectStore, str, Sequence[bytes]], Oid]
+Commit = Callable[[PackedObjectStore, str, Sequence[bytes]], Oid]
 
 
 class Shared:
@@ -36,10 +36,10 @@ class Shared:
         self.after_fence: Callable[[], None] = lambda: None
         self._directory = directory
         self._walk = walk
-        self._opened: list[RemoteObjectStore] = []
+        self._opened: list[PackedObjectStore] = []
 
-    def open(self, name: str) -> RemoteObjectStore:
-        opened = RemoteObjectStore(
+    def open(self, name: str) -> PackedObjectStore:
+        opened = open_remote_objects(
             self._directory / name,
             S3Bucket(self.url),
             epochs=EpochTracker(lambda: self.epoch),
@@ -63,7 +63,7 @@ class Shared:
         return True
 
     def sweep(
-        self, store: RemoteObjectStore, grace: float = -60.0, *, dry_run: bool = False
+        self, store: PackedObjectStore, grace: float = -60.0, *, dry_run: bool = False
     ) -> SweepReport:
         return sweep_remote(
             store,
@@ -232,7 +232,7 @@ def test_a_killed_sweep_is_completed_by_the_next_sweep(shared: Shared, commit: C
     _check(shared, blobs[:2])
 
 
-def _held(store: RemoteObjectStore) -> list[str]:
+def _held(store: PackedObjectStore) -> list[str]:
     """Packs and indexes that are open."""
     held: list[str] = []
     for fd in os.listdir("/proc/self/fd"):

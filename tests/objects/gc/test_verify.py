@@ -11,10 +11,10 @@ from ortet.ids import Oid
 from ortet.objects import frame
 from ortet.objects.base import Kind, ObjectRef, ReferenceParser
 from ortet.objects.gc.verify import VerifyReport, verify
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
-Open = Callable[..., LocalObjectStore]
-Commit = Callable[[LocalObjectStore, str, Sequence[bytes]], Oid]
+Open = Callable[..., PackedObjectStore]
+Commit = Callable[[PackedObjectStore, str, Sequence[bytes]], Oid]
 
 
 def noise(seed: int, count: int = 10) -> list[bytes]:
@@ -22,7 +22,7 @@ def noise(seed: int, count: int = 10) -> list[bytes]:
     return [dice.randbytes(dice.randrange(100, 2000)) for _ in range(count)]
 
 
-def checked(store: LocalObjectStore, walk: ReferenceParser, *oids: Oid) -> VerifyReport:
+def checked(store: PackedObjectStore, walk: ReferenceParser, *oids: Oid) -> VerifyReport:
     return verify(store, lambda: [ObjectRef(oid, Kind.COMMIT) for oid in oids], walk)
 
 
@@ -56,13 +56,13 @@ def test_verify_of_a_sound_store_reports_no_problems(
 
 
 def test_verify_of_an_empty_store_reports_no_problems(
-    store: LocalObjectStore, walk: ReferenceParser
+    store: PackedObjectStore, walk: ReferenceParser
 ) -> None:
     assert checked(store, walk).problems == []
 
 
 def test_verify_accepts_objects_that_are_not_flushed(
-    store: LocalObjectStore, walk: ReferenceParser
+    store: PackedObjectStore, walk: ReferenceParser
 ) -> None:
     blob = store.put(Kind.BLOB, b"pending")
     tree = store.put(Kind.COMMIT, encode(("c", [(int(Kind.BLOB), blob)])))
@@ -133,7 +133,7 @@ def test_missing_objects_are_all_named(
 
 
 def test_verify_reports_an_object_of_the_wrong_kind(
-    store: LocalObjectStore, walk: ReferenceParser
+    store: PackedObjectStore, walk: ReferenceParser
 ) -> None:
     blob = store.put(Kind.BLOB, b"not a tree at all")
     top = store.put(Kind.COMMIT, encode(("c", [(int(Kind.TREE), blob)])))

@@ -17,7 +17,7 @@ from ortet.errors import Conflict, Invalid
 if TYPE_CHECKING:
     from ortet.history.commits import CommitInfo
     from ortet.machines.base import Result
-    from ortet.objects.store import Durability
+    from ortet.objects.placement import Durability
     from ortet.workspaces.workspace import Workspace, WorkspaceStatus
 
 

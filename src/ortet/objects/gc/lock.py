@@ -49,6 +49,10 @@ class SweepFence(ABC):
         """Return the current epoch, asked from the store."""
 
     @abstractmethod
+    def require_exclusive(self, action: str) -> None:
+        """Raise Unsupported if `exclusive` cannot exclude the writers of all hosts."""
+
+    @abstractmethod
     def exclusive(self, timeout: float) -> AbstractContextManager[None]:
         """Exclude all writers, including those of this process.
 
@@ -134,6 +138,8 @@ class FileFence(SweepFence):
 
     def fetch_epoch(self) -> int:
         return self.epoch()
+
+    def require_exclusive(self, action: str) -> None: ...
 
     @contextmanager
     def exclusive(self, timeout: float) -> Iterator[None]:
@@ -251,6 +257,10 @@ class SweepLock:
     def fetch_epoch(self) -> int:
         """Return the current epoch, asked from the store."""
         return self._fence.fetch_epoch()
+
+    def require_exclusive(self, action: str) -> None:
+        """Raise Unsupported if this process cannot exclude the writers of all hosts."""
+        self._fence.require_exclusive(action)
 
     def exclusive(self, timeout: float) -> AbstractContextManager[None]:
         """Exclude all writers, including those of this process.

@@ -9,9 +9,9 @@ from ortet._util.codec import Compressor
 from ortet.errors import Corrupt, NotFound
 from ortet.ids import Oid
 from ortet.objects import frame
-from ortet.objects.batch import FrameBatches
+from ortet.objects.frame import FrameBatches
 from ortet.objects.source import FrameSource, ObjectLocation
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 from ortet.objects.tail import SEAL_BYTES, Tail
 
 _SMALL_PACK_BYTES = SEAL_BYTES // 8
@@ -57,7 +57,7 @@ def choose_packs(
 class Repacker:
     """Writes new packs. With `write` False it only counts what they would hold."""
 
-    def __init__(self, objects: LocalObjectStore, *, write: bool) -> None:
+    def __init__(self, objects: PackedObjectStore, *, write: bool) -> None:
         self.objects = 0
         self.bytes = 0
         self.packs = 0

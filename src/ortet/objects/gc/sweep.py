@@ -18,7 +18,7 @@ from ortet.objects.gc.repack import Repacker, choose_packs
 from ortet.objects.group import GROUP_SUFFIX as GROUP
 from ortet.objects.pack import Pack, list_packs
 from ortet.objects.source import FrameSource, kind_of
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 from ortet.objects.tail import PACK_PART_SUFFIX, Tail, pack_key, storage_error
 
 Roots = Callable[[], Iterable[ObjectRef]]
@@ -63,7 +63,7 @@ class SweepReport(msgspec.Struct, frozen=True):
 
 
 def sweep(
-    objects: LocalObjectStore,
+    objects: PackedObjectStore,
     roots: Roots,
     parse_references: ReferenceParser,
     *,
@@ -109,7 +109,7 @@ class SweepRun:
 
     def __init__(
         self,
-        objects: LocalObjectStore,
+        objects: PackedObjectStore,
         roots: Roots,
         parse_references: ReferenceParser,
         *,

@@ -15,9 +15,9 @@ from ortet.ids import Clock, Oid
 from ortet.objects.base import ReferenceParser
 from ortet.objects.gc.repack import choose_packs
 from ortet.objects.gc.sweep import MIN_GARBAGE_FRACTION, Progress, Roots, SweepReport, SweepRun
-from ortet.objects.remote.pack_set import DELETION_MARK_SUFFIX
-from ortet.objects.remote.store import RemoteObjectStore
+from ortet.objects.remote.pack_set import DELETION_MARK_SUFFIX, prefetch_small_packs
 from ortet.objects.source import FrameSource
+from ortet.objects.store import PackedObjectStore
 from ortet.objects.tail import pack_key
 
 GRACE = 3600.0
@@ -35,7 +35,7 @@ class Fence(Protocol):
 
 
 def sweep_remote(
-    objects: RemoteObjectStore,
+    objects: PackedObjectStore,
     roots: Roots,
     parse_references: ReferenceParser,
     *,
@@ -69,7 +69,7 @@ def sweep_remote(
 class _RemoteSweep:
     def __init__(
         self,
-        objects: RemoteObjectStore,
+        objects: PackedObjectStore,
         roots: Roots,
         parse_references: ReferenceParser,
         *,
@@ -87,7 +87,7 @@ class _RemoteSweep:
             parse_references,
             dry_run=dry_run,
             choose=self._choose_packs,
-            prefetch=partial(objects.pack_storage.prefetch_small_packs, objects.pack_set),
+            prefetch=partial(prefetch_small_packs, objects.pack_set, objects.bucket),
         )
         self.report = self._run.report
 

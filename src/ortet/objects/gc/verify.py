@@ -16,7 +16,7 @@ from ortet.objects.gc.reachability import ReachableSet
 from ortet.objects.pack import Pack
 from ortet.objects.pack_index import open_index
 from ortet.objects.source import FrameSource
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 from ortet.objects.tail import Tail
 
 _READ_AHEAD_FRAMES = 4
@@ -49,7 +49,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
 
 
 def verify(
-    objects: LocalObjectStore,
+    objects: PackedObjectStore,
     roots: Roots,
     parse_references: ReferenceParser,
     *,
@@ -66,7 +66,7 @@ def verify(
 
 
 def _verify_once(
-    objects: LocalObjectStore,
+    objects: PackedObjectStore,
     roots: Roots,
     parse_references: ReferenceParser,
     progress: Progress | None,
@@ -87,7 +87,7 @@ def _verify_once(
 
 
 class _Verifier:
-    def __init__(self, objects: LocalObjectStore, progress: Progress | None) -> None:
+    def __init__(self, objects: PackedObjectStore, progress: Progress | None) -> None:
         self.objects = 0
         self.bytes = 0
         self.problems: list[Problem] = []

@@ -1,8 +1,8 @@
 """Object storage whose packs are in a remote bucket: S3, or an Ortet server.
 
-Start with `store.py` (`RemoteObjectStore`, a `LocalObjectStore` with other parts). `pack_set.py`
-lists the packs of the bucket and uploads tails. `pack.py` reads packs through `pack_cache.py`.
-`write_fence.py` is the sweep fence of such a store.
+Start with `placement.py`: `open_remote_objects` opens a `PackedObjectStore` with the parts of this
+package. `pack_set.py` lists the packs of the bucket and uploads tails. `pack.py` reads packs
+through `pack_cache.py`. `write_fence.py` is the sweep fence of such a store.
 
 Invariants:
 - With durability "remote", flushed objects are in the bucket when `flush` returns.

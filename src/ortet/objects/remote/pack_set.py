@@ -126,29 +126,6 @@ class RemotePackStorage(PackStorage):
                     PackIndex(data)  # raises Corrupt if the header is damaged
                     write_index(path, data, sync=False)
 
-    def prefetch_small_packs(self, pack_set: PackSet) -> None:
-        """Fetch all small packs that are not cached, many at once, because all will be read."""
-        wanted = [
-            (pack, pack.file)
-            for pack in pack_set.packs
-            if isinstance(pack, Pack)
-            and isinstance(pack.file, RemotePackFile)
-            and pack.end <= FETCH_WHOLE_MAX_BYTES
-            and not (pack.file.is_cached() and pack.index_path.exists())
-        ]
-        for packs in _fetch_batches(wanted):
-            found = self._bucket.get_all([pack_key(pack.id) for pack, _ in packs])
-            for pack, file in packs:
-                data = found.get(pack_key(pack.id), b"")
-                if len(data) == pack.end:
-                    file.cache_whole(data)
-                    pack.build_index()
-        before = 0
-        while len(pack_set.tables) >= MERGE_MIN_TABLES and len(pack_set.tables) != before:
-            before = len(pack_set.tables)
-            with contextlib.suppress(OrtetError, OSError):
-                pack_set.merge_tables(_MERGE_BATCH_INDEXES)
-
     def _open_pack(self, id_: str, size: int) -> Pack:
         file = RemotePackFile(self._bucket, id_, size=size, cache=self._cache)
         return Pack(file, id_, size=size, index_dir=self._layout.index, key_id=self._key_id)
@@ -235,6 +212,30 @@ class RemotePackStorage(PackStorage):
         finally:
             with contextlib.suppress(OSError):
                 copy.unlink(missing_ok=True)
+
+
+def prefetch_small_packs(pack_set: PackSet, bucket: Bucket) -> None:
+    """Fetch all small packs that are not cached, many at once, because all will be read."""
+    wanted = [
+        (pack, pack.file)
+        for pack in pack_set.packs
+        if isinstance(pack, Pack)
+        and isinstance(pack.file, RemotePackFile)
+        and pack.end <= FETCH_WHOLE_MAX_BYTES
+        and not (pack.file.is_cached() and pack.index_path.exists())
+    ]
+    for packs in _fetch_batches(wanted):
+        found = bucket.get_all([pack_key(pack.id) for pack, _ in packs])
+        for pack, file in packs:
+            data = found.get(pack_key(pack.id), b"")
+            if len(data) == pack.end:
+                file.cache_whole(data)
+                pack.build_index()
+    before = 0
+    while len(pack_set.tables) >= MERGE_MIN_TABLES and len(pack_set.tables) != before:
+        before = len(pack_set.tables)
+        with contextlib.suppress(OrtetError, OSError):
+            pack_set.merge_tables(_MERGE_BATCH_INDEXES)
 
 
 def _fetch_batches(packs: Sequence[_PackAndFile]) -> Iterator[list[_PackAndFile]]:

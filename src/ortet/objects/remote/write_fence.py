@@ -46,6 +46,9 @@ class WriteFence(SweepFence):
     def fetch_epoch(self) -> int:
         return self._epochs.refresh()
 
+    def require_exclusive(self, action: str) -> None:
+        raise _remote_store_error(action)
+
     @contextmanager
     def exclusive(self, timeout: float) -> Iterator[None]:
         del timeout
@@ -67,8 +70,3 @@ def _remote_store_error(action: str) -> Unsupported:
         "remote_store",
         f"{action} must keep out the writers of all hosts, which only the server can: do it there",
     )
-
-
-def refuse_remote(action: str) -> None:
-    """Raise Unsupported("remote_store") before anything is done."""
-    raise _remote_store_error(action)

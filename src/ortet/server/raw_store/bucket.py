@@ -31,7 +31,7 @@ from ortet.objects import frame
 from ortet.objects.group import GROUP_SUFFIX as GROUP
 from ortet.objects.group import MERGE_MIN_TABLES
 from ortet.objects.pack import LocalPackFile, Pack
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 from ortet.objects.tail import TAIL_SUFFIX as TAIL
 from ortet.objects.tail import storage_error
 from ortet.server.raw_store.rawaccess import (
@@ -64,7 +64,7 @@ class RawBucketView:
     Uploads are verified, and packs cannot be deleted.
     """
 
-    def __init__(self, bucket: Bucket, objects: LocalObjectStore) -> None:
+    def __init__(self, bucket: Bucket, objects: PackedObjectStore) -> None:
         self._bucket = bucket
         self._objects = objects
 
@@ -192,7 +192,7 @@ def _translate_os_errors(key: str) -> Iterator[None]:
         raise storage_error(error, f"reading {key}") from error
 
 
-def _check_pack(read: frame.ReadAt, size: int, objects: LocalObjectStore) -> None:
+def _check_pack(read: frame.ReadAt, size: int, objects: PackedObjectStore) -> None:
     """Raise Invalid unless every object of the pack matches its id: others rely on them."""
     end = 0
     try:

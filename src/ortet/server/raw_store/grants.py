@@ -15,7 +15,7 @@ from ortet._util.codec import decode
 from ortet.backends.base import Bucket, Catalog, CatalogRow, RowChange, Signal
 from ortet.errors import Invalid, OrtetError, Refused
 from ortet.ids import Clock
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 from ortet.server.auth.tokens import TOKEN_KIND, Caller
 from ortet.server.context import AppContext
 from ortet.server.middleware.idempotency import IDEMPOTENCY_KIND
@@ -37,7 +37,7 @@ class GrantedStore(NamedTuple):
     catalog: Catalog
     bucket: Bucket
     signal: Signal
-    objects: LocalObjectStore
+    objects: PackedObjectStore
     clock: Clock
 
 

@@ -15,7 +15,7 @@ from ortet.backends.base import Bucket, Catalog, Signal
 from ortet.backends.remote.protocol import unpack
 from ortet.errors import Invalid, OrtetError, Refused
 from ortet.ids import Clock
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 from ortet.server.dispatch import BODY_TIMEOUT_SECONDS
 from ortet.server.errors import TooSlow, error_response
 
@@ -36,7 +36,7 @@ class RawStoreAccess(Protocol):
     @property
     def signal(self) -> Signal: ...
     @property
-    def objects(self) -> LocalObjectStore: ...
+    def objects(self) -> PackedObjectStore: ...
     @property
     def clock(self) -> Clock: ...
 

@@ -12,7 +12,7 @@ from ortet.history.commits import CommitInfo, History
 from ortet.history.records import State
 from ortet.ids import Clock, Oid, to_hex
 from ortet.objects.base import Kind
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 from ortet.store.commit import put_commit
 
 
@@ -26,7 +26,7 @@ class BranchWriter:
     def __init__(
         self,
         catalog: Catalog,
-        objects: LocalObjectStore,
+        objects: PackedObjectStore,
         history: History,
         *,
         name: str,

@@ -43,7 +43,7 @@ from ortet.workspaces.results import (
 )
 
 if TYPE_CHECKING:
-    from ortet.objects.store import Durability
+    from ortet.objects.placement import Durability
     from ortet.workspaces.undo import UndoDirection, UndoResult
 
 _RELEASE_MESSAGE = "let go on this host"

@@ -32,7 +32,7 @@ from ortet.machines.live.images.save import SavedImages, save_images
 from ortet.objects.base import Kind, ObjectRef
 from ortet.objects.gc.sweep import sweep
 from ortet.objects.gc.verify import verify
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 HEAP = 0x7F0000000000
 HOST = this_host("4.2.1")
@@ -40,7 +40,7 @@ MIB = 1 << 20
 
 
 def kept_in(
-    objects: LocalObjectStore, directory: Path, previous: SavedImages | None = None
+    objects: PackedObjectStore, directory: Path, previous: SavedImages | None = None
 ) -> SavedImages:
     with objects.writing():
         kept = save_images(objects, directory, previous, host=HOST)
@@ -48,7 +48,7 @@ def kept_in(
     return kept
 
 
-def commit(objects: LocalObjectStore, processes: Oid) -> Oid:
+def commit(objects: PackedObjectStore, processes: Oid) -> Oid:
     tree = Trees(objects).build([])
     image = Image(TreeEntry(b"", 0o040755, 0, data=tree.oid, cid=tree.cid), processes=processes)
     state = State(machine=objects.put(Kind.IMAGE, encode(image)))
@@ -59,7 +59,7 @@ def commit(objects: LocalObjectStore, processes: Oid) -> Oid:
     return oid
 
 
-def problems(objects: LocalObjectStore, *commits: Oid) -> list[str]:
+def problems(objects: PackedObjectStore, *commits: Oid) -> list[str]:
     report = verify(objects, lambda: [ObjectRef(oid, Kind.COMMIT) for oid in commits], references)
     return [problem.what for problem in report.problems]
 
@@ -198,7 +198,7 @@ def test_keep_over_the_quota_is_refused_and_the_store_stays_sound(
     images: Path, place: Path
 ) -> None:
     path = place / "narrow"
-    objects = LocalObjectStore(
+    objects = PackedObjectStore(
         path, FileBucket(path / "bucket"), hasher=Hasher(), clock=SystemClock(), quota=8 * MIB
     )
     small = kept_in(objects, write_images(place / "a", {1: random_memory(HEAP, 90)}))
@@ -297,7 +297,7 @@ def namespace(criu: str) -> Iterator[Namespace]:
             process.kill()
 
 
-def stored(objects: LocalObjectStore) -> int:
+def stored(objects: PackedObjectStore) -> int:
     stats = objects.stats()
     return stats.pack_bytes + stats.tail_bytes
 

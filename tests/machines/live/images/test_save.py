@@ -302,7 +302,7 @@ from ortet.ids import SystemClock
 from ortet.machines.host_compat import this_host
 from ortet.machines.live.images.save import save_images
 from ortet.machines.live.images.load import restore_images
-from ortet.objects.store import LocalObjectStore
+from ortet.objects.store import PackedObjectStore
 
 def peak():
     text = Path("/proc/self/status").read_text()
@@ -310,7 +310,7 @@ def peak():
 
 store, images = map(Path, sys.argv[1:])
 bucket = FileBucket(store / "bucket")
-objects = LocalObjectStore(store, bucket, hasher=Hasher(), clock=SystemClock())
+objects = PackedObjectStore(store, bucket, hasher=Hasher(), clock=SystemClock())
 before = peak()
 kept = None
 for _ in range(2):

@@ -16,7 +16,8 @@ from ortet.backends.sweep_epoch import EpochTracker
 from ortet.errors import NotFound, Unavailable
 from ortet.ids import Oid, SystemClock
 from ortet.objects.base import Kind
-from ortet.objects.remote.store import RemoteObjectStore
+from ortet.objects.remote.placement import open_remote_objects
+from ortet.objects.store import PackedObjectStore
 
 _ILL = [fails(503, "SlowDown")] * 1000
 
@@ -27,10 +28,10 @@ class Hosts:
     def __init__(self, url: str, directory: Path) -> None:
         self._url = url
         self._directory = directory
-        self._opened: list[RemoteObjectStore] = []
+        self._opened: list[PackedObjectStore] = []
 
-    def open(self, name: str, *, patience: float = 60.0, **options: Any) -> RemoteObjectStore:
-        opened = RemoteObjectStore(
+    def open(self, name: str, *, patience: float = 60.0, **options: Any) -> PackedObjectStore:
+        opened = open_remote_objects(
             self._directory / name,
             S3Bucket(self._url, retry_seconds=patience),
             epochs=EpochTracker(lambda: 0),
@@ -53,7 +54,7 @@ def hosts(proxy: Proxy, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
     hosts.close()
 
 
-def _put(store: RemoteObjectStore, *contents: bytes) -> list[Oid]:
+def _put(store: PackedObjectStore, *contents: bytes) -> list[Oid]:
     with store.writing():
         oids = [store.put(Kind.BLOB, content) for content in contents]
         store.flush()
