@@ -27,9 +27,9 @@ from tests.fixtures.waiting import WAIT, aeventually, eventually
 from ortet.backends.base import Cache
 from ortet.backends.pubsub import PubSubSignal
 from ortet.backends.valkey.address import parse_valkey_url
-from ortet.backends.valkey.cache import ValkeyCache
+from ortet.backends.valkey.cache import ValkeyCache, open_cache
 from ortet.backends.valkey.client import ValkeyClient
-from ortet.backends.valkey.open_valkey import open_cache, open_signal
+from ortet.backends.valkey.signal import open_signal
 from ortet.config.environment import open_hub
 from ortet.errors import Refused
 

@@ -159,18 +159,18 @@ def open_signal(url: str, *, namespace: str, database: PostgresDatabase) -> Sign
         from ortet.backends.postgres.notify import postgres_signal
 
         return postgres_signal(database, namespace)
-    from ortet.backends.valkey import open_valkey
+    from ortet.backends.valkey import signal
 
-    return open_valkey.open_signal(url, namespace=namespace)
+    return signal.open_signal(url, namespace=namespace)
 
 
 def open_shared_cache(url: str, *, namespace: str) -> Cache | None:
     """Open the shared cache in Valkey or Redis; None if there is no `url`."""
     if not url:
         return None
-    from ortet.backends.valkey import open_valkey
+    from ortet.backends.valkey import cache
 
-    return open_valkey.open_cache(url, namespace=namespace)
+    return cache.open_cache(url, namespace=namespace)
 
 
 def open_shared(

@@ -17,10 +17,9 @@ from tests.fixtures.waiting import WAIT, eventually
 from ortet.backends.pubsub import _CHANNELS, PubSubSignal
 from ortet.backends.valkey import client
 from ortet.backends.valkey.address import parse_valkey_url
-from ortet.backends.valkey.cache import ValkeyCache
+from ortet.backends.valkey.cache import ValkeyCache, open_cache
 from ortet.backends.valkey.client import ValkeyClient
-from ortet.backends.valkey.open_valkey import is_valkey, open_cache, open_signal
-from ortet.backends.valkey.signal import valkey_signal
+from ortet.backends.valkey.signal import open_signal, valkey_signal
 from ortet.errors import Invalid, Refused, Unsupported
 
 pytestmark = [pytest.mark.valkey, pytest.mark.usefixtures("unhurried")]
@@ -363,9 +362,6 @@ def test_an_invalid_valkey_address_is_refused_without_its_password(url: str) -> 
 
 
 def test_valkey_addresses_are_parsed_without_showing_the_password() -> None:
-    assert is_valkey("VALKEY://host")
-    assert not is_valkey("http://host")
-    assert not is_valkey("redis")
     address = parse_valkey_url("valkeys://user:s%40cret@[::1]:7000/3")
     assert (address.username, address.password, address.secure) == ("user", "s@cret", True)
     assert str(address) == "rediss://[::1]:7000/3"

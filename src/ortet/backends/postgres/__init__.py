@@ -2,7 +2,6 @@
 
 Start with `catalog.PostgresCatalog`. Then:
 
-- `events`: the timeline and event part of the catalog.
 - `rows`: parameters of rows and leases, and their limits.
 - `connection`: runs statements, and retries them.
 - `pool`: the connections that all catalogs of a process share.

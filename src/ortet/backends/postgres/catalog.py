@@ -7,11 +7,14 @@ folder migrations and docs/decisions/0016-postgresql.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from psycopg import sql
 
+from ortet._util.lock_timeout import current_lock_timeout
 from ortet.backends import errors
 from ortet.backends.base import (
     Append,
@@ -28,8 +31,11 @@ from ortet.backends.base import (
 )
 from ortet.backends.keys import check_limit, check_name
 from ortet.backends.postgres.connection import PostgresClient
-from ortet.backends.postgres.events import PostgresTimelines, timeline_uuid
-from ortet.backends.postgres.group_commit import group_commit_for
+from ortet.backends.postgres.group_commit import (
+    MAX_APPEND_BYTES,
+    PendingAppend,
+    group_commit_for,
+)
 from ortet.backends.postgres.rows import (
     WriteSlots,
     check_lease_ttl,
@@ -39,6 +45,13 @@ from ortet.backends.postgres.rows import (
     row_values,
 )
 from ortet.backends.postgres.schema import SELECT_VERSION, check_version
+from ortet.backends.row_codec import (
+    MAX_BODY_BYTES,
+    CachingCompressor,
+    compress_body,
+    decompress_body,
+    raw_id,
+)
 from ortet.backends.sweep_epoch import EpochTracker
 from ortet.errors import Invalid, Refused
 from ortet.ids import OID_BYTES, Clock, SystemClock
@@ -58,7 +71,7 @@ _OPS_OF = """SELECT seq, time, verb, name, old, new, actor, detail FROM ops
     WHERE name = %s AND seq > %s::bigint ORDER BY seq LIMIT %s"""
 _OPS = """SELECT seq, time, verb, name, old, new, actor, detail
     FROM ops_of_all(%s::bigint, %s::bigint)"""
-_TRIM = """WITH gone AS (DELETE FROM ops WHERE time < %s::bigint
+_TRIM_OPS = """WITH gone AS (DELETE FROM ops WHERE time < %s::bigint
     AND seq < (SELECT max(seq) FROM ops)
     AND NOT EXISTS (SELECT 1 FROM heads WHERE heads.name = ops.name
         AND ops.seq = (SELECT max(o.seq) FROM ops AS o WHERE o.name = ops.name)) RETURNING 1)
@@ -74,6 +87,35 @@ _ROWS = """SELECT kind, key, value, version FROM records
     WHERE kind = %s AND key > %s ORDER BY key LIMIT %s"""
 _PUT = """SELECT put_row_in(%(epoch)s::bigint, %(kind)s, %(key)s, %(value)s::bytea,
     %(expect)s::bigint, %(slot)s, %(request)s::bigint)"""
+_TIMELINE = "SELECT id, parent, at FROM timelines WHERE id = %s"
+_TIMELINES = "SELECT id, parent, at FROM timelines WHERE id = ANY (%s::uuid[])"
+_CHILDREN = """SELECT id, parent, at FROM timelines
+    WHERE parent = %s AND id > %s ORDER BY id LIMIT %s"""
+_FIRST_CHILDREN = "SELECT id, parent, at FROM timelines WHERE parent = %s ORDER BY id LIMIT %s"
+_APPEND = """SELECT append(%(line)s, %(first)s::bigint, %(heads)b::bytea[], %(salts)b::bytea[],
+    %(bodies)b::bytea[], %(lease)s::text, %(owner)s::text, %(fence)s::bigint, %(at)s::bigint,
+    %(epoch)s::bigint, %(doubt)s, %(kinds)s::text[], %(keys)s::text[], %(values)b::bytea[],
+    %(expects)s::bigint[])"""
+# One event and no rows: encoding seven arrays would take the driver as long as everything else.
+_APPEND_ONE = """SELECT append(%(line)s, %(first)s::bigint, ARRAY[%(head)b::bytea],
+    ARRAY[%(salt)b::bytea], ARRAY[%(body)b::bytea], %(lease)s::text, %(owner)s::text,
+    %(fence)s::bigint, %(at)s::bigint, %(epoch)s::bigint, %(doubt)s, '{}', '{}', '{}', '{}')"""
+_EVENTS = """SELECT seq, head, coalesce(salt, ''), coalesce(body, '') FROM events
+    WHERE timeline = %s AND seq > %s::bigint ORDER BY seq LIMIT %s"""
+_NEWEST_EVENTS = """SELECT seq, head, coalesce(salt, ''), coalesce(body, '') FROM events
+    WHERE timeline = %s AND seq > %s::bigint ORDER BY seq DESC LIMIT %s"""
+_EVENTS_BY_SEQ = """SELECT seq, head, coalesce(salt, ''), coalesce(body, '') FROM events
+    WHERE timeline = %s AND seq = ANY (%s::bigint[]) ORDER BY seq"""
+_LAST_SEQ = "SELECT last FROM timelines WHERE id = %s"
+_LAST_HEADS = """SELECT head FROM unnest(%s::uuid[]) WITH ORDINALITY AS asked (id, n)
+    LEFT JOIN timelines USING (id)
+    LEFT JOIN events ON timeline = timelines.id AND seq = last AND last > at ORDER BY n"""
+_TRIM_EVENTS = """WITH gone AS (DELETE FROM events USING timelines
+    WHERE timeline = %s AND id = timeline AND seq <= %s::bigint AND seq < last RETURNING 1)
+    SELECT count(*) FROM gone"""
+_ERASE_EVENTS = """UPDATE events SET salt = NULL, body = NULL
+    WHERE timeline = %s AND seq = ANY (%s::bigint[]) AND body IS NOT NULL
+    RETURNING tableoid::regclass::text"""
 _EPOCH = "SELECT value FROM floors WHERE \"of\" = 'epoch'"
 _RAISE = "SELECT raise_epoch(%s, %s, %s::bigint, %s::bigint)"
 _DELETE_OLD_WRITERS = "DELETE FROM writers WHERE time < now() - interval '1 day'"
@@ -122,12 +164,9 @@ class PostgresCatalog(Catalog):
         )
         self.database = self._client.database
         self.epochs = EpochTracker(lambda: int(self._client.run(_EPOCH)[0][0]))
-        self._timelines = PostgresTimelines(
-            self._client,
-            epochs=self.epochs,
-            group_commit=group_commit_for(self.database),
-            time_override=self._time_override,
-        )
+        self._group_commit = group_commit_for(self.database)
+        self._zstd = CachingCompressor()  # not thread-safe: use under `_compress_lock`
+        self._compress_lock = Lock()
 
     @property
     def client(self) -> PostgresClient:
@@ -184,10 +223,10 @@ class PostgresCatalog(Catalog):
             "owner": lease and lease.owner,
             "fence": lease and lease.fence,
             **claim_values(claims),
-            "ids": [timeline_uuid(line.id) for line in timelines],
-            "parents": [timeline_uuid(line.parent) if line.parent else None for line in timelines],
+            "ids": [_timeline_uuid(line.id) for line in timelines],
+            "parents": [_timeline_uuid(line.parent) if line.parent else None for line in timelines],
             "points": [line.at for line in timelines],
-            **self._timelines.append_values(appends),
+            **self._append_values(appends),
             "names": [_checked_head_name(move) for move in moves],
             "olds": [move.expect for move in moves],
             "news": [move.to for move in moves],
@@ -222,7 +261,7 @@ class PostgresCatalog(Catalog):
         return int(self._client.run("SELECT last_op()")[0][0])
 
     def trim_ops(self, before_time: int) -> int:
-        return int(self._client.run(_TRIM, (before_time,))[0][0])
+        return int(self._client.run(_TRIM_OPS, (before_time,))[0][0])
 
     # leases
 
@@ -284,13 +323,19 @@ class PostgresCatalog(Catalog):
     # timelines
 
     def timeline(self, id_: str) -> Timeline | None:
-        return self._timelines.timeline(id_)
+        found = self._client.run(_TIMELINE, (_timeline_uuid(id_),))
+        return _timeline(found[0]) if found else None
 
     def timelines(self, ids: Sequence[str]) -> list[Timeline]:
-        return self._timelines.timelines(ids)
+        found = self._client.run(_TIMELINES, ([_timeline_uuid(id_) for id_ in ids],))
+        return [_timeline(row) for row in found]
 
     def children(self, id_: str, after: str = "", limit: int = 1000) -> list[Timeline]:
-        return self._timelines.children(id_, after, limit)
+        if after:
+            values = (_timeline_uuid(id_), _timeline_uuid(after), check_limit(limit))
+            return [_timeline(row) for row in self._client.run(_CHILDREN, values)]
+        found = self._client.run(_FIRST_CHILDREN, (_timeline_uuid(id_), check_limit(limit)))
+        return [_timeline(row) for row in found]
 
     def append(
         self,
@@ -300,30 +345,113 @@ class PostgresCatalog(Catalog):
         lease: Lease | None = None,
         rows: Sequence[RowChange] = (),
     ) -> None:
-        self._timelines.append(timeline, events, lease=lease, rows=rows)
+        _check_consecutive(self, timeline, events)
+        line, first, columns = (
+            _timeline_uuid(timeline),
+            events[0].seq if events else 0,
+            self._columns(events),
+        )
+        at, epoch = self._time_override(), self.epochs.write_epoch()
+
+        def alone(doubt: bool) -> None:
+            values = {
+                "line": line,
+                "first": first,
+                "lease": lease and lease.name,
+                "owner": lease and lease.owner,
+                "fence": lease and lease.fence,
+                "at": at,
+                "epoch": epoch,
+                "doubt": doubt,
+            }
+            statement = _APPEND_ONE if len(events) == 1 and not rows else _APPEND
+            if statement is _APPEND_ONE:
+                head, salt, body = (part[0] for part in columns.values())
+                values |= {"head": head, "salt": salt, "body": body}
+            else:
+                values |= {**columns, **row_values(rows)}
+            with self.epochs.observe_conflicts():
+                self._client.run(statement, values, lease=lease)
+
+        if (
+            rows
+            or not events
+            or current_lock_timeout() is not None
+            or sum(map(len, columns["bodies"])) > MAX_APPEND_BYTES
+        ):
+            alone(False)
+        else:
+            one = PendingAppend(line, first, **columns, lease=lease, at=at, epoch=epoch)
+            self._group_commit.append(one, self._client.run, alone)
+
+    def _columns(self, events: Sequence[EventRow]) -> dict[str, list[bytes]]:
+        with self._compress_lock:
+            bodies = [compress_body(event.body, self._zstd) for event in events]
+        return {
+            "heads": [event.head for event in events],
+            "salts": [event.salt for event in events],
+            "bodies": bodies,
+        }
+
+    def _append_values(self, appends: Sequence[Append]) -> dict[str, Any]:
+        """Return the parameters of several appends, concatenated. `ends` holds the end of each."""
+        ends: list[int] = []
+        for append in appends:
+            _check_consecutive(self, append.timeline, append.events)
+            ends.append((ends[-1] if ends else 0) + len(append.events))
+        return {
+            "lines": [_timeline_uuid(append.timeline) for append in appends],
+            "firsts": [append.events[0].seq if append.events else 0 for append in appends],
+            "ends": ends,
+            **self._columns([event for append in appends for event in append.events]),
+        }
 
     def events(
         self, timeline: str, after: int = 0, limit: int = 1000, *, newest: bool = False
     ) -> list[EventRow]:
-        return self._timelines.events(timeline, after, limit, newest=newest)
+        values = (_timeline_uuid(timeline), after, min(check_limit(limit), MAX_BODY_BYTES))
+        found = self._client.run(_NEWEST_EVENTS if newest else _EVENTS, values)
+        if newest:
+            found.reverse()
+        zstd = self._zstd
+        return [
+            EventRow(seq, head, salt, decompress_body(body, zstd))
+            for seq, head, salt, body in found
+        ]
 
     def events_by_seq(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
-        return self._timelines.events_by_seq(timeline, seqs)
+        found = self._client.run(_EVENTS_BY_SEQ, (_timeline_uuid(timeline), list(seqs)))
+        zstd = self._zstd
+        return [
+            EventRow(seq, head, salt, decompress_body(body, zstd))
+            for seq, head, salt, body in found
+        ]
 
     def last_seq(self, timeline: str) -> int:
-        return self._timelines.last_seq(timeline)
+        found = self._client.run(_LAST_SEQ, (_timeline_uuid(timeline),))
+        if not found:
+            raise errors.no_timeline(timeline)
+        return int(found[0][0])
 
     def last_heads(self, timelines: Sequence[str]) -> list[bytes]:
-        return self._timelines.last_heads(timelines)
+        found = self._client.run(_LAST_HEADS, ([_timeline_uuid(id_) for id_ in timelines],))
+        return [head or b"" for (head,) in found]
 
     def trim_events(self, timeline: str, upto: int) -> int:
-        return self._timelines.trim_events(timeline, upto)
+        return int(self._client.run(_TRIM_EVENTS, (_timeline_uuid(timeline), upto))[0][0])
 
     def erase_events(self, timeline: str, seqs: Sequence[int]) -> int:
-        return self._timelines.erase_events(timeline, seqs)
+        found = self._client.run(_ERASE_EVENTS, (_timeline_uuid(timeline), list(seqs)))
+        with self._compress_lock:
+            self._zstd.clear_cache()
+        with self._client.dedicated_connection() as connection:
+            for part in sorted({part for (part,) in found}):
+                # the old row version stays in its page until the table is rewritten
+                connection.execute(sql.SQL("VACUUM (FULL) {}").format(sql.Identifier(part)))
+        return len(found)
 
     def drop_timeline(self, timeline: str) -> None:
-        self._timelines.drop_timeline(timeline)
+        self._client.run("SELECT drop_timeline(%s)", (_timeline_uuid(timeline),))
 
     # maintenance
 
@@ -378,3 +506,23 @@ def _checked_head_name(move: Move) -> str:
             "empty_move", f"a move of {name} from nothing to nothing: say where it should go"
         )
     return name
+
+
+def _check_consecutive(catalog: Catalog, timeline: str, events: Sequence[EventRow]) -> None:
+    """Raise Conflict unless the events are numbered consecutively.
+
+    The database checks that the first one is the next of its timeline.
+    """
+    if events and [e.seq for e in events] != list(
+        range(events[0].seq, events[0].seq + len(events))
+    ):
+        raise errors.seq_taken(timeline, events[0].seq, catalog.last_seq(timeline))
+
+
+def _timeline_uuid(id_: str) -> UUID:
+    return UUID(bytes=raw_id(id_))
+
+
+def _timeline(row: tuple[Any, ...]) -> Timeline:
+    id_, parent, at = row
+    return Timeline(id_.hex, parent.hex if parent else "", at)

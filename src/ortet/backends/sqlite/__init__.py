@@ -2,7 +2,6 @@
 
 Start with `catalog.SqliteCatalog`. Then:
 
-- `events`: the timeline and event part of the catalog.
 - `rows`: leases and records, inside a transaction of the caller.
 - `connection`: opens, migrates and locks the file; translates errors.
 - `write_queue`: orders the writes of all threads, and batches appends.

@@ -1,11 +1,11 @@
 """Signal and Cache on a Valkey or Redis server.
 
-Start with `open_valkey`, which opens both by URL. Then:
+Start with `signal.open_signal` and `cache.open_cache`, which open them by URL. Then:
 
-- `address`: parses the URL of a server.
-- `client`: pooled connections with short timeouts.
 - `signal`: wake-ups by PUBLISH and PSUBSCRIBE.
 - `cache`: cached values and shared rate limits.
+- `address`: parses the URL of a server.
+- `client`: pooled connections with short timeouts.
 
 Main invariants:
 

@@ -10,7 +10,7 @@ import msgspec
 
 from ortet.errors import Invalid, Refused
 
-VALKEY_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
+_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
 _OPTIONS = ("db", "password_file", "ca_file")
 _SPACE = re.compile(r"[A-Za-z0-9._-]{1,200}\Z")
 
@@ -47,13 +47,7 @@ def parse_valkey_url(url: str) -> ValkeyAddress:
         local = scheme == "unix"
         db = options.get("db") or ("" if local else parts.path.strip("/")) or "0"
         strange = [name for name in options if name not in _OPTIONS]
-        if (
-            scheme not in VALKEY_SCHEMES
-            or strange
-            or parts.fragment
-            or not db.isdecimal()
-            or port == 0
-        ):
+        if scheme not in _SCHEMES or strange or parts.fragment or not db.isdecimal() or port == 0:
             raise _bad()
         if (local and len(parts.path) < 2) or (not local and not parts.hostname):
             raise _bad()

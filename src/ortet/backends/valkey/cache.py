@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from ortet.backends.base import Cache
 from ortet.backends.keys import check_name
 from ortet.backends.local.memory import check_ttl
-from ortet.backends.valkey.address import check_namespace
-from ortet.backends.valkey.client import ValkeyClient, ValkeyConnection
+from ortet.backends.valkey.address import check_namespace, parse_valkey_url
+from ortet.backends.valkey.client import ValkeyClient, ValkeyConnection, shared_client
 
 MAX_VALUE_BYTES = 8 << 20
 """Larger values are not cached: fetching one would take longer than it saves."""
@@ -51,6 +51,15 @@ redis.call('HSET', KEYS[1], 'level', spent, 'time', string.format('%.6f', now))
 redis.call('PEXPIRE', KEYS[1], math.ceil((burst - level) / rate * 1000) + 1000)
 return string.format('%.6f', wait)
 """
+
+
+def open_cache(url: str, *, namespace: str) -> Cache:
+    """Open the cache of the store with id `namespace`.
+
+    Raise Refused if the server rejects the login. While the server is unreachable, the cache is
+    empty.
+    """
+    return ValkeyCache(shared_client(parse_valkey_url(url)), namespace)
 
 
 class PendingDelete(NamedTuple):

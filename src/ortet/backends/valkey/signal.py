@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import msgspec
 
+from ortet.backends.base import Signal
 from ortet.backends.pubsub import Publisher, PubSubSignal, Subscriber
-from ortet.backends.valkey.address import ValkeyAddress, check_namespace
-from ortet.backends.valkey.client import ValkeyClient, ValkeyConnection
+from ortet.backends.valkey.address import ValkeyAddress, check_namespace, parse_valkey_url
+from ortet.backends.valkey.client import ValkeyClient, ValkeyConnection, shared_client
 
 _KEEPALIVE_SECONDS = 1.0
 """Seconds of silence after which a PING is sent."""
 _KEEPALIVE_TIMEOUT_SECONDS = 3.0
+
+
+def open_signal(url: str, *, namespace: str) -> Signal:
+    """Open the signal of the store with id `namespace`.
+
+    Raise Refused if the server rejects the login. An unreachable server is not an error: the signal
+    connects when the server is back.
+    """
+    address = parse_valkey_url(url)
+    link = shared_client(address)
+    try:
+        return valkey_signal(address, namespace)
+    finally:
+        link.remove_user()
 
 
 def valkey_signal(address: ValkeyAddress, namespace: str) -> PubSubSignal:
