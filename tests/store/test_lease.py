@@ -25,6 +25,8 @@ from ortet.store.lease import (
     NoLease,
     is_lease_held,
     is_owner_dead,
+    is_owner_visible,
+    live_owner_pid,
     owner_prefix,
     session_in_use,
 )
@@ -72,9 +74,11 @@ def without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestOwner:
     def test_this_process_is_alive(self) -> None:
-        host, pid, began = owner_prefix("here").split(":")
+        host, pid, began, boot, namespace = owner_prefix("here").split(":")
         assert (host, pid) == ("here", str(os.getpid()))
         assert began.isdigit()
+        assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        assert namespace == str(os.stat("/proc/self/ns/pid").st_ino)
         assert not is_owner_dead(f"{owner_prefix('here')}:1", "here")
 
     def test_ended_process_of_this_host_is_dead(self, ended: str) -> None:
@@ -99,6 +103,22 @@ class TestOwner:
     def test_owner_of_another_form_is_never_dead(self, owner: str) -> None:
         assert not is_owner_dead(owner, "here")
 
+    @pytest.mark.parametrize("part", [3, 4])
+    def test_ended_process_of_another_boot_or_pid_namespace_is_never_dead(self, part: int) -> None:
+        parts = owner_prefix("here").split(":")
+        parts[1] = str(NEVER)
+        assert is_owner_dead(":".join([*parts, "1"]), "here")
+        parts[part] = "4026539999"
+        assert not is_owner_dead(":".join([*parts, "1"]), "here")
+        assert not is_owner_visible(":".join([*parts, "1"]), "here")
+
+    def test_only_a_living_process_that_is_visible_has_a_pid(self, ended: str) -> None:
+        owner = f"{owner_prefix('here')}:1"
+        assert live_owner_pid(owner, "here") == os.getpid()
+        assert live_owner_pid(owner, "there") is None
+        assert live_owner_pid(ended, "here") is None
+        assert live_owner_pid(f"{owner.rpartition(':')[0]}9:1", "here") is None
+
     def test_owner_without_a_process_number_is_never_dead(self) -> None:
         assert not is_owner_dead("here:worker:1:1", "here")
 
@@ -106,7 +126,7 @@ class TestOwner:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stat(monkeypatch, "S", threads=1, began=4711)
-        assert owner_prefix("here").endswith(":4711")
+        assert owner_prefix("here").split(":")[2] == "4711"
         assert not is_owner_dead("here:77:4711:1", "here")
         assert is_owner_dead("here:77:4712:1", "here")
 
@@ -124,7 +144,7 @@ class TestOwner:
 class TestOwnerWithoutProc:
     def test_process_that_exists_is_alive(self, monkeypatch: pytest.MonkeyPatch) -> None:
         without_proc(monkeypatch)
-        assert owner_prefix("here").endswith(":alive")
+        assert owner_prefix("here").split(":")[2] == "alive"
         assert not is_owner_dead(f"{owner_prefix('here')}:1", "here")
 
     def test_process_that_does_not_exist_is_dead(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +244,9 @@ class TestRefusal:
         [
             ("here:PID:1:1", "in this process"),
             ("here:77:1:1", "in process 77 of this host"),
+            ("here:PID:1:another-boot:2:1", "in process PID of another container or boot"),
             ("there:PID:1:1", "in a process of another host"),
+            ("there:PID:1:boot:2:1", "in a process of another host"),
             ("there:here:1:1", "in a process of another host"),
             ("here:77:1", "in a process of another host"),
             ("here:77:1:1:1", "in a process of another host"),
@@ -234,7 +256,7 @@ class TestRefusal:
     def test_refusal_names_the_process_that_has_the_session(self, owner: str, who: str) -> None:
         owner = owner.replace("PID", str(os.getpid()))  # not in the id: each worker has its own
         error = session_in_use(Refused("lease_held", "no", owner=owner, expires=7), "s", "here")
-        assert f"session 's' is open {who}:" in error.message
+        assert f"session 's' is open {who.replace('PID', str(os.getpid()))}" in error.message
         assert error.kind == "lease_held"
         assert error.details == {"owner": owner, "expires": 7}
 

@@ -1,4 +1,8 @@
-"""Session leases: one process writes at a time. The lease of a dead local process is taken over."""
+"""Session leases: one process writes at a time. The lease of a dead local process is taken over.
+
+A process is identified by host, boot, PID namespace, pid and start time. If the holder cannot be
+looked up from here, its lease ends only when it expires.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import Event as Flag
 from threading import Lock, Thread
+from typing import NamedTuple
 
 from ortet._util.lock_timeout import lock_timeout
 from ortet._util.log import get_logger
@@ -23,40 +28,120 @@ _UNKNOWN_START = "alive"
 """Stands for the start time of a process that exists but whose start time cannot be read."""
 
 
-def owner_prefix(host: str) -> str:
-    """Return HOST:PID:START, which identifies this process.
+class _Process(NamedTuple):
+    """A process as a lease owner names it.
 
-    Another process of the host can tell from it whether this process is alive. A lease owner is
-    this prefix, a colon and an id of the holding.
+    A pid means something only inside its PID namespace and until the next boot. `boot` and
+    `namespace` are "" if /proc does not show them, and in owners of earlier versions.
     """
-    return f"{host}:{os.getpid()}:{_process_start_time(os.getpid())}"
+
+    host: str
+    pid: str
+    start: str
+    boot: str = ""
+    namespace: str = ""
+
+    def is_visible_from(self, host: str) -> bool:
+        """Return True if this process can look the other one up by its pid.
+
+        A container or a sandbox may have the same host name and another PID namespace. After a
+        reboot a pid names another process. An owner of an earlier version names neither, and counts
+        as visible.
+        """
+        if self.host != host:
+            return False
+        boot, namespace = _boot_id(), _pid_namespace()
+        return self.boot in ("", boot) and self.namespace in ("", namespace)
+
+
+def owner_prefix(host: str) -> str:
+    """Return HOST:PID:START:BOOT:NAMESPACE, which identifies this process.
+
+    Another process of the host can tell from it whether this process is alive. BOOT is the id of
+    the boot and NAMESPACE the inode of the PID namespace. A lease owner is this prefix, a colon and
+    an id of the holding. Earlier versions left BOOT and NAMESPACE out.
+    """
+    pid = os.getpid()
+    return f"{host}:{pid}:{_process_start_time(pid)}:{_boot_id()}:{_pid_namespace()}"
 
 
 def is_owner_dead(owner: str, host: str) -> bool:
-    """Return True only if the owner was a process of this host and has ended.
+    """Return True only if the owner was a process that this process can see, and has ended.
 
-    If either start time is unknown, return False; the lease then ends when it expires.
+    A process of another host, another PID namespace or another boot cannot be seen. Return False
+    for it, and if either start time is unknown; the lease then ends when it expires.
     """
-    parts = owner.split(":")
-    if len(parts) != 4 or parts[0] != host or not parts[1].isdigit():
+    process = _parse_owner(owner)
+    if process is None or not process.is_visible_from(host):
         return False
-    began, now = parts[2], _process_start_time(int(parts[1]))
+    began, now = process.start, _process_start_time(int(process.pid))
     return not now or (now != began and _UNKNOWN_START not in (now, began))
+
+
+def is_owner_visible(owner: str, host: str) -> bool:
+    """Return True if this process can tell whether the owner is alive."""
+    process = _parse_owner(owner)
+    return process is not None and process.is_visible_from(host)
+
+
+def live_owner_pid(owner: str, host: str) -> int | None:
+    """Return the pid of a living owner that this process can see, otherwise None."""
+    process = _parse_owner(owner)
+    if process is None or not process.is_visible_from(host) or is_owner_dead(owner, host):
+        return None
+    return int(process.pid)
+
+
+def _parse_owner(owner: str) -> _Process | None:
+    """Return the process of a lease owner, or None if the owner has another form."""
+    *identity, _ = owner.split(":")
+    if len(identity) not in (3, 5) or not identity[1].isdigit():
+        return None
+    return _Process(*identity)
+
+
+def _boot_id() -> str:
+    """Return the id of the present boot, or "" if /proc does not show it."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return file.read().decode().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _pid_namespace() -> str:
+    """Return the inode of the PID namespace of this process, or "" if /proc does not show it."""
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return ""
+
+
+def _shows_own_namespace() -> bool:
+    """Return True if /proc lists the processes of the PID namespace of this process.
+
+    A new namespace without a /proc of its own still sees that of its parent, with other pids.
+    """
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
 
 
 def _process_start_time(pid: int) -> str:
     """Return the start time of a process in ticks since boot, or "" if there is no such process.
 
     The start time distinguishes a process from a later one with the same pid. Return
-    `_UNKNOWN_START` if /proc is missing or hides the process.
+    `_UNKNOWN_START` if /proc is missing, hides the process, or is of another PID namespace.
     """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state, *told = file.read().rpartition(b")")[2].split()
-        # a zombie with no other thread: it has ended but was not reaped
-        if state == b"Z" and int(told[16]) <= 1:
-            return ""
-        return told[18].decode()
+        if _shows_own_namespace():
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                state, *fields = file.read().rpartition(b")")[2].split()
+            # a zombie with no other thread: it has ended but was not reaped
+            if state == b"Z" and int(fields[16]) <= 1:
+                return ""
+            return fields[18].decode()
     except (OSError, IndexError, ValueError):
         pass
     try:
@@ -95,17 +180,19 @@ def is_lease_held(catalog: Catalog, name: str, host: str, now: int) -> bool:
 
 def session_in_use(error: Refused, session: str, host: str) -> Refused:
     """Return the Refused error with a message that says which process has the session open."""
-    parts = str(error.details.get("owner", "")).split(":")
+    process = _parse_owner(str(error.details.get("owner", "")))
     who = "a process of another host"
-    if len(parts) == 4 and parts[0] == host:
-        who = f"process {parts[1]} of this host"
-        if parts[1] == str(os.getpid()):
+    if process is not None and process.is_visible_from(host):
+        who = f"process {process.pid} of this host"
+        if process.pid == str(os.getpid()):
             return Refused(
                 error.kind,
                 f"session {session!r} is open in this process: use the one that hub.session gave, "
                 "or pause() it first",
                 **error.details,
             )
+    elif process is not None and process.host == host:
+        who = f"process {process.pid} of another container or boot of this host"
     return Refused(
         error.kind,
         f"session {session!r} is open in {who}: wait until it lets go, or leave it a word with "

@@ -16,7 +16,7 @@ from ortet.errors import Conflict, Unavailable
 from ortet.hub.hub import drop_fork, hub_of
 from ortet.machines.standalone.process_tree import kill_run
 from ortet.sessions.swarm_api import SwarmResult, swarm_topic
-from ortet.store.lease import is_owner_dead
+from ortet.store.lease import live_owner_pid
 from ortet.swarm.attempt import AttemptJob
 from ortet.swarm.budget import is_affordable, return_reservation
 from ortet.swarm.plan import SwarmPlan
@@ -92,8 +92,8 @@ class SwarmScheduler:
         """Kill the processes of a try, if there are any."""
         leader = -1
         held = self._hub.catalog.lease(f"session:{row.fork.id}") if row.fork else None
-        if held is not None and self._is_local_process(held.owner):
-            leader = int(held.owner.split(":")[1])
+        if held is not None:
+            leader = live_owner_pid(held.owner, self._hub.store.host) or -1
         kill_run(row.mark, leader)
         self._seize_lease(row)
 
@@ -105,10 +105,6 @@ class SwarmScheduler:
         held = self._hub.catalog.lease(f"session:{row.fork.id}") if row.fork else None
         if held is not None:
             self._hub.catalog.seize(held)
-
-    def _is_local_process(self, owner: str) -> bool:
-        host = self._hub.store.host
-        return owner.startswith(f"{host}:") and not is_owner_dead(owner, host)
 
     # attempts of this driver
 

@@ -1,7 +1,7 @@
 """Shows that a server is running, so that others can tell if the owner of a request has died.
 
-On a shared store the server renews a lease that other hosts can check. A process of the same host
-is looked up by its pid. A module of its own, because idempotency and the session pool both need it.
+The server renews a lease, which other hosts and other containers can check. A process that is
+visible from here is looked up by its pid. A module of its own, because idempotency and the session pool both need it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ortet.store.lease import (
     LeaseRenewer,
     is_lease_held,
     is_owner_dead,
+    is_owner_visible,
     owner_prefix,
 )
 
@@ -30,10 +31,8 @@ def current_owner(hub: Hub) -> str:
 def has_owner_exited(hub: Hub, owner: str) -> bool:
     """Return True if the process of an owner is known to have ended."""
     host = hub.store.host
-    if is_owner_dead(owner, host):
-        return True
-    if not hub.store.is_shared or owner.partition(":")[0] == host:
-        return False
+    if is_owner_visible(owner, host):
+        return is_owner_dead(owner, host)
     return not is_lease_held(hub.catalog, _SERVER_LEASE_PREFIX + owner, host, hub.clock.now_ns())
 
 
@@ -42,16 +41,13 @@ class ServerLiveness:
 
     def __init__(self, hub: Hub) -> None:
         self._renewer = LeaseRenewer()
-        self._held_lease: HeldLease | None = None
-        if hub.store.is_shared:
-            owner = current_owner(hub)
-            lease = hub.catalog.acquire(_SERVER_LEASE_PREFIX + owner, owner, LEASE_TTL_NS)
-            self._held_lease = HeldLease(hub.catalog, hub.clock, lease)
-            self._renewer.add(self._held_lease)
+        owner = current_owner(hub)
+        lease = hub.catalog.acquire(_SERVER_LEASE_PREFIX + owner, owner, LEASE_TTL_NS)
+        self._held_lease = HeldLease(hub.catalog, hub.clock, lease)
+        self._renewer.add(self._held_lease)
 
     def close(self) -> None:
         """Stop renewing the lease, and release it."""
         self._renewer.close()
-        if self._held_lease is not None:
-            with suppress(OrtetError):  # then the lease expires
-                self._held_lease.release()
+        with suppress(OrtetError):  # then the lease expires
+            self._held_lease.release()
