@@ -72,6 +72,6 @@ def test_merge_prints_contradictions_in_words(ortet: Ortet, shop: Path) -> None:
 
 def test_a_closed_session_merges_files_only(ortet: Ortet, shop: Path) -> None:
     with open_hub(ortet.store) as hub:
-        hub.session("s").close()
+        hub.session("s").finish()
     assert "facts" not in ortet.json("merge", "shop/1", cwd=shop)
     assert (shop / "more").read_text() == "new\n"

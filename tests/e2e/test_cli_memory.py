@@ -331,7 +331,7 @@ class TestEpisodes:
         ortet("milestone", "-s", "s", "of s", cwd=here)
         ortet("session", "new", "t", "--agent", "other", cwd=here)
         ortet("say", "-s", "t", "hello", cwd=here)
-        ortet("close", "t", cwd=here)
+        ortet("finish", "t", cwd=here)
 
         def found(*words: str) -> list[tuple[str, str]]:
             told = ortet.json("episodes", *words, cwd=here)

@@ -218,18 +218,23 @@ class TestActions:
 
 
 class TestLife:
-    def test_a_session_is_paused_archived_resumed_and_closed(
+    def test_a_session_is_paused_archived_resumed_finished_and_reopened(
         self, ortet: Ortet, here: Path
     ) -> None:
         assert ortet.json("pause", "s", "--why", "lunch", cwd=here)["status"] == "paused"
         assert ortet.json("resume", "s", cwd=here)["status"] == "paused"
         archived = ortet.json("archive", "s", cwd=here)
         assert archived["key"].startswith("archives/")
-        assert ortet.kind("close", "s", cwd=here, code=5) == "session_closed"
+        assert ortet.kind("finish", "s", cwd=here, code=5) == "session_closed"
         assert ortet.json("resume", "s", cwd=here)["status"] == "paused"
-        assert ortet.json("close", "s", "--why", "done", cwd=here)["status"] == "closed"
+        assert ortet.json("finish", "s", "--why", "done", cwd=here)["status"] == "closed"
         assert ortet.kind("resume", "s", cwd=here, code=5) == "illegal_move"
         assert ortet.kind("say", "-s", "s", "x", cwd=here, code=5) == "session_closed"
+        assert ortet.json("resume", "s", "--reopen", cwd=here)["status"] == "paused"
+        ortet("session", "finish", "s", cwd=here)
+        assert ortet.kind("session", "new", "s", cwd=here, code=5) == "session_closed"
+        assert ortet.json("session", "new", "s", "--reopen", cwd=here)["status"] == "paused"
+        ortet("finish", "s", cwd=here)
         ortet("archive", "s", cwd=here)
         ortet("verify", cwd=here)
 

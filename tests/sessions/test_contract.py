@@ -90,7 +90,7 @@ def test_public_api_example_of_the_design_works(
         s.pause()
     assert s.status == "paused"
     s = hub.session("fix-42")
-    s.close()
+    s.finish()
     s.archive()
     rows = hub.sessions()
     assert [x.name for x in rows] == ["fix-42", *(f"fix-42/{n}" for n in range(1, 5))]

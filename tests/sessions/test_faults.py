@@ -117,7 +117,7 @@ def test_every_hub_verb_on_an_unknown_session_is_not_found(hub: Hub) -> None:
 
 def test_closed_or_archived_session_cannot_be_opened_or_archived_again(hub: Hub) -> None:
     s = hub.session("s")
-    s.close("done")
+    s.finish("done")
     s.pause()  # of one that was let go: nothing
     assert hub.get(s.id).status == "closed"
     first: list[Callable[[], object]] = [lambda: hub.session("s"), lambda: hub.unarchive(s.id)]

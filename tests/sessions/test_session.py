@@ -128,7 +128,7 @@ class TestLife:
         assert [(x.id, x.name, x.status) for x in hub.sessions()] == [(s.id, "s", "active")]
         s.pause()
         assert hub.get(s.id).status == "paused"
-        hub.session("s").close("done")
+        hub.session("s").finish("done")
         assert hub.get(s.id).status == "closed"
         moves = [e.data for e in hub.get(s.id).events() if e.kind == "lifecycle"]
         assert [move["to"] for move in moves] == ["active", "paused", "active", "closed"]
@@ -136,6 +136,45 @@ class TestLife:
         with pytest.raises(Conflict) as caught:
             hub.session("s")
         assert caught.value.kind == "session_closed"
+
+    def test_close_only_closes_the_handle(self, hub: Hub) -> None:
+        s = hub.session("s")
+        s.say("user", "one")
+        s.close()
+        s.close()
+        assert hub.get(s.id).status == "paused"
+        with hub.session("s") as s:
+            s.finish("done")
+            s.close()
+        assert hub.get(s.id).status == "closed"
+
+    def test_finished_session_is_reopened_where_it_was(self, hub: Hub) -> None:
+        with hub.session("s", budget={"usd": 5}) as s:
+            s.say("user", "one")
+            s.spend(usd=2)
+            s.commit("one")
+            s.finish("done")
+        with pytest.raises(Conflict, match="reopen=True"):
+            hub.session("s")
+        with hub.session("s", reopen=True) as s:
+            assert s.status == "active"
+            assert [m.content for m in s.messages()] == ["one"]
+            assert s.accounting.budget_left() == {"usd": 3}
+            s.say("user", "two")
+            s.commit("two")
+        assert hub.get(s.id).status == "paused"
+        assert [c.message for c in hub.log("s")] == ["two", "one"]
+        hub.audit("s")
+
+    def test_archived_session_is_not_reopened(self, hub: Hub) -> None:
+        s = hub.session("s")
+        s.finish()
+        hub.archive("s")
+        with pytest.raises(Conflict, match="unarchive"):
+            hub.session("s", reopen=True)
+        hub.unarchive("s")
+        with hub.session("s", reopen=True) as s:
+            assert s.status == "active"
 
     def test_paused_session_handle_refuses_writes(self, hub: Hub) -> None:
         s = hub.session("s")

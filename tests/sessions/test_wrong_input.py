@@ -32,7 +32,7 @@ VERBS: dict[str, Callable[[Any], Any]] = {
     "model call": lambda s: s.accounting.model_call(None, "m", usage={"usd": 1}),
     "commit": lambda s: s.commit(5),
     "pause": lambda s: s.pause(5),
-    "close": lambda s: s.close(None),
+    "finish": lambda s: s.finish(None),
 }
 
 
@@ -174,7 +174,7 @@ class TestWhichSession:
 def test_closed_session_is_still_closed_after_archive_and_unarchive(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "hi", user="ann")
-        s.close()
+        s.finish()
     hub.archive("s")
     hub.erase(user="ann")  # which writes another bundle
     assert hub.unarchive("s").status == "closed"

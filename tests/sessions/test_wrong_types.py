@@ -123,7 +123,7 @@ VERBS: dict[str, tuple[Verb, Wrong]] = {
     "adopt": (lambda h, x: h.s.adopt(x), WHICH),
     "whatif": (lambda h, x: h.s.whatif(x, message="m"), (*TIMES, None)),
     "pause": (lambda h, x: h.s.pause(x), (*TEXT, None)),
-    "close": (lambda h, x: h.s.close(x), (*TEXT, None)),
+    "finish": (lambda h, x: h.s.finish(x), (*TEXT, None)),
     "archive": (lambda h, x: h.s.archive(x), (*TEXT, None)),
     # it is read
     "events after": (lambda h, x: h.s.events(x), (*COUNT, None)),

@@ -61,7 +61,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
     "Coding agents": {"mcp": ("mcp",), "hook": ("hook",)},
     "Runs": {"replay": ("replay", "whatif", "diff-runs")},
     "Life cycle of a session": {
-        "lifecycle": ("pause", "resume", "close", "archive", "unarchive", "compact", "checkpoint"),
+        "lifecycle": ("pause", "resume", "finish", "archive", "unarchive", "compact", "checkpoint"),
     },
     "Governance": {
         "lifecycle": ("audit", "retain"),

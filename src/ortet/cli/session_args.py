@@ -148,11 +148,11 @@ def unsettled_effects(call: CliCall, view: SessionReader) -> list[Effect]:
     return [effect for effect in view.effects() if effect.state in states]
 
 
-def open_session(call: CliCall, word: str | None) -> Session:
+def open_session(call: CliCall, word: str | None, *, reopen: bool = False) -> Session:
     """Open a session for writing. It is released when the command ends."""
     row = find_session(call, word)
     # A command is short: probe the environment only on request.
-    return call.hub.session(row.name, agent=row.agent, environment="asked")
+    return call.hub.session(row.name, agent=row.agent, environment="asked", reopen=reopen)
 
 
 def match_id(ids: Iterable[str], word: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ortet._util.validation import CALLABLE, DICT, TEXT, check_text, optional
+from ortet._util.validation import CALLABLE, DICT, FLAG, TEXT, check_text, optional, require
 from ortet.errors import Invalid, NotFound, Refused, Unavailable
 from ortet.history.commits import CommitInfo
 from ortet.history.diff.tree_diff import TreeChange, diff_images
@@ -250,10 +250,11 @@ class Hub:
         limits: Mapping[str, Any] | None = None,
         network: str | None = None,
         scopes: Sequence[str] | None = None,
+        reopen: bool = False,
     ) -> Session:
         """Open a session at its head, or create it. Nothing is executed again.
 
-        The session is leased to this process until it is paused or closed.
+        The session is leased to this process until it is paused, closed or finished.
 
         Args:
             name: Name of the session; unique for its agent.
@@ -283,13 +284,15 @@ class Hub:
             scopes: Shared memories beside the agent's: "user:NAME", "project:NAME". With a user
                 scope, episodes are shared with that user's sessions and not with all sessions of
                 the agent.
+            reopen: Open the session also if it was finished with `s.finish()`.
 
         Returns:
             The open session. Leaving its `with` block pauses it.
 
         Raises:
             Refused: kind "lease_held", if another process has the session open.
-            Conflict: kind "session_closed", if the session is closed or archived.
+            Conflict: kind "session_closed", if the session is archived, or finished and `reopen` is
+                False.
             Diverged: In a replay, at the first action that was not recorded.
             Invalid: If an argument is not valid.
         """
@@ -303,7 +306,8 @@ class Hub:
         place = self._files_location(workspace, files, engine, limits=held, network=network)
         works_for = "" if parent in (None, "") else sessions.table.resolve(parent)
         chosen = (durability, commit, profile, works_for, replay, handover, environment)
-        manner = OpenOptions(*chosen, check_scopes(scopes))
+        require(FLAG, reopen=reopen)
+        manner = OpenOptions(*chosen, check_scopes(scopes), reopen)
         return sessions.open(
             name, agent=agent, goal=goal, budget=budget, location=place, options=manner
         )

@@ -27,6 +27,7 @@ TOOLS = (
     conversation.plan,
     conversation.advance,
     conversation.note,
+    conversation.finish,
     memory.learn,
     memory.recall,
     memory.facts,

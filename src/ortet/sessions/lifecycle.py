@@ -1,4 +1,4 @@
-"""The life cycle of an open session: activate, pause, close, release.
+"""The life cycle of an open session: activate, pause, finish, release.
 
 Every way out ends in `abandon`, which gives the lease back and drops what is not durable.
 """
@@ -73,7 +73,7 @@ class Lifecycle:
         self._navigation.publish()
 
     def end(self, status: str, why: str) -> None:
-        """Set the status to paused or closed, and release the lease."""
+        """Set the status to paused, or to closed at its end, and release the lease."""
         check_text(why=why)
         pipeline = self._pipeline
         if pipeline.held_lease.is_released:
@@ -149,7 +149,7 @@ class Lifecycle:
     def _record_last_episode(self, why: str) -> None:
         """Record the last episode: the events since the previous episode."""
         context, pipeline = self._context, self._pipeline
-        # a damaged event, which `verify` reports, must not prevent the close
+        # a damaged event, which `verify` reports, must not prevent the end
         with suppress(Corrupt):
             events = context.events(last_episode_seq(context))
             told = episode_data(

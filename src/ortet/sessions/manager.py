@@ -134,7 +134,7 @@ class SessionManager:
 
         Raises:
             Refused: "lease_held" if another process has it open.
-            Conflict: it is closed, or has another directory or parent.
+            Conflict: it is finished, or has another directory or parent.
         """
         check_text(goal=goal)
         row = self.table.find(agent, name)
@@ -165,7 +165,7 @@ class SessionManager:
                     raise
         if options.replay is True:
             return self._replay(row, profile, live=False)
-        check_fits(row, location, options.parent)
+        check_fits(row, location, options)
         if options.replay:
             return self._replay(row, profile, live=True)
         held = self.store.catalog.lease(f"session:{row.id}")
@@ -319,7 +319,7 @@ class SessionManager:
         """
         with self._lease_while_opening(row) as lease:
             row = self.table.get(row.id)  # the row may have changed before the lease was ours
-            check_fits(row, location, options.parent)
+            check_fits(row, location, options)
             session = self.resume(row, lease, options.resolve_profile(row.profile))
             session.internals.drain_inbox()
         return session

@@ -46,7 +46,7 @@ class Profile(msgspec.Struct, frozen=True):
     briefing: bool = False  # write handover files at each commit
     handover: str = "handover"  # directory of these files in the workspace
     environment: ProbePolicy = "ends"
-    audit: bool = False  # verify the event chain when the session is closed
+    audit: bool = False  # verify the event chain when the session is finished
     hold: bool = False  # retention removes nothing of the session
 
 
@@ -62,6 +62,7 @@ class OpenOptions(msgspec.Struct, frozen=True):
     environment: str | None = None
     # shared scopes in addition to its agent's; None: unchanged
     scopes: tuple[str, ...] | None = None
+    reopen: bool = False  # open a session that was finished
 
     def resolve_profile(self, profile_name: str) -> Profile:
         """Return the policies of a session with the profile `profile_name` and these options.

@@ -300,7 +300,7 @@ class Session(SessionReader):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.pause()
+        self.close()
 
     def __repr__(self) -> str:
         events = self._pipeline.writer.tip.seq
@@ -1123,8 +1123,17 @@ class Session(SessionReader):
         """
         self._lifecycle.end(PAUSED, why)
 
-    def close(self, why: str = "") -> None:
-        """End the session. Its name stays taken; it can still be read and archived.
+    def close(self) -> None:
+        """Close this handle, as leaving the `with` block does. A second call does nothing.
+
+        The session is paused, so that any process can open it again. `finish` ends it.
+        """
+        self._lifecycle.end(PAUSED, "")
+
+    def finish(self, why: str = "") -> None:
+        """End the session: its status becomes "closed". Its name stays taken.
+
+        It can still be read and archived. `hub.session(name, reopen=True)` opens it again.
 
         Args:
             why: the reason.

@@ -15,6 +15,7 @@ from ortet.sessions.table import ARCHIVED, CLOSED, SessionRow, SessionTable
 from ortet.workspaces.table import FilesMode, WorkspaceTable, check_live, usable_network
 
 if TYPE_CHECKING:
+    from ortet.sessions.profiles import OpenOptions
     from ortet.workspaces.manager import WorkspaceManager
     from ortet.workspaces.workspace import Workspace
 
@@ -62,16 +63,21 @@ class InitialContent(msgspec.Struct, frozen=True):
 NO_INITIAL_CONTENT = InitialContent()
 
 
-def check_fits(row: SessionRow, location: FilesLocation, parent: str) -> None:
-    """Raise Conflict unless the session can be opened at this location and for this parent."""
-    if row.status in (CLOSED, ARCHIVED):
-        back = "bring it back with hub.unarchive or `ortet unarchive`, "
+def check_fits(row: SessionRow, location: FilesLocation, options: OpenOptions) -> None:
+    """Raise Conflict unless the session can be opened at this location with these options."""
+    if row.status == ARCHIVED or (row.status == CLOSED and not options.reopen):
+        back = (
+            "bring it back with hub.unarchive or `ortet unarchive`"
+            if row.status == ARCHIVED
+            else "open it again with reopen=True or `ortet resume --reopen`"
+        )
         raise Conflict(
             "session_closed",
-            f"session {row.name!r} is {row.status}: {back if row.status == ARCHIVED else ''}take "
-            f"another name, or read it with hub.get({row.id!r})",
+            f"session {row.name!r} is {row.status}: {back}, take another name, or read it with "
+            f"hub.get({row.id!r})",
             status=row.status,
         )
+    parent = options.parent
     if location.path and location.path != row.path:
         raise Conflict(
             "workspace_differs",

@@ -73,7 +73,7 @@ LEGAL: dict[str, tuple[str, ...]] = {
     OPEN: (ACTIVE, PAUSED, CLOSED),
     ACTIVE: (ACTIVE, PAUSED, CLOSED),
     PAUSED: (ACTIVE, CLOSED, ARCHIVED),
-    CLOSED: (ARCHIVED,),
+    CLOSED: (ACTIVE, ARCHIVED),
     ARCHIVED: (PAUSED, CLOSED),
 }
 """Legal status changes. Active to active: the holder died and another process takes over."""

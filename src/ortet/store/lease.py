@@ -28,7 +28,7 @@ _UNKNOWN_START = "alive"
 """Stands for the start time of a process that exists but whose start time cannot be read."""
 
 
-class _Process(NamedTuple):
+class _OwnerProcess(NamedTuple):
     """A process as a lease owner names it.
 
     A pid means something only inside its PID namespace and until the next boot. `boot` and
@@ -92,12 +92,12 @@ def live_owner_pid(owner: str, host: str) -> int | None:
     return int(process.pid)
 
 
-def _parse_owner(owner: str) -> _Process | None:
+def _parse_owner(owner: str) -> _OwnerProcess | None:
     """Return the process of a lease owner, or None if the owner has another form."""
     *identity, _ = owner.split(":")
     if len(identity) not in (3, 5) or not identity[1].isdigit():
         return None
-    return _Process(*identity)
+    return _OwnerProcess(*identity)
 
 
 def _boot_id() -> str:

@@ -156,14 +156,14 @@ def test_enterprise_profile_audits_a_session_before_it_closes(store: Path) -> No
         (kept,) = db.execute("SELECT body FROM events WHERE seq = 3")
         db.execute("UPDATE events SET body = (SELECT body FROM events WHERE seq = 2) WHERE seq = 3")
         with pytest.raises(Corrupt):
-            s.close("done")
+            s.finish("done")
         assert s.status == "active"  # as it was, and open
         s.say("user", "still here")
         db.execute("UPDATE events SET body = ? WHERE seq = 3", kept)
         db.close()
-        s.close("done")
+        s.finish("done")
         assert hub.get(s.id).status == "closed"
-        s.close()  # which it is already
+        s.finish()  # which it is already
 
 
 def test_default_profile_closes_a_session_without_an_audit(store: Path) -> None:
@@ -172,5 +172,5 @@ def test_default_profile_closes_a_session_without_an_audit(store: Path) -> None:
         db = apsw.Connection(str(store / "catalog.db"))
         db.execute("UPDATE events SET body = (SELECT body FROM events WHERE seq = 1) WHERE seq = 2")
         db.close()
-        s.close()
+        s.finish()
         assert s.status == "closed"

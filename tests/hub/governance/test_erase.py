@@ -361,7 +361,7 @@ def test_closed_session_can_be_erased_and_its_name_stays_taken(hub: Hub) -> None
     """A closed session can be erased; its name stays taken."""
     s = hub.session("s")
     s.say("user", SECRET)
-    s.close()
+    s.finish()
     hub.erase(s.id)
     hub.verify()
     with pytest.raises(Conflict):

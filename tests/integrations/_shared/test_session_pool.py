@@ -333,7 +333,7 @@ def test_writing_to_a_closed_session_is_refused(lent: AdapterSessionPool, hub: H
     with lent.writing("a"):
         pass
     with hub.session("a") as mine:
-        mine.close()
+        mine.finish()
     with pytest.raises(Conflict) as closed, lent.writing("a"):
         pass
     assert closed.value.kind == "session_closed"

@@ -130,7 +130,7 @@ def test_an_erased_message_is_not_in_the_latest_checkpoint(hub: Hub) -> None:
         talk(saver, 12)
     said = [event for event in hub.get("t").events() if event.kind == "message"]
     with hub.session("t") as session:
-        session.close()
+        session.finish()
     hub.erase("t", seqs=[said[3].seq])
     found, is_short = cold(hub)
     assert not is_short
@@ -153,7 +153,7 @@ def test_a_reader_forgets_a_message_erased_by_another_hub(
         assert len(before.checkpoint["channel_values"]["messages"]) == turns
         said = [event for event in hub.get("t").events() if event.kind == "message"]
         with hub.session("t") as session:
-            session.close()
+            session.finish()
         hub.erase("t", seqs=[said[1].seq])
         assert reader.get_tuple(OF) == whole(hub)
         listed = next(iter(reader.list(OF)))
@@ -180,7 +180,7 @@ def test_an_erasure_by_a_host_with_a_late_clock_is_noticed(hub: Hub, tmp_path: P
     with OrtetSaver(hub) as saver:
         talk(saver, 12)
     with hub.session("t") as session:
-        session.close()
+        session.finish()
     said = [event for event in hub.get("t").events() if event.kind == "message"]
     with ortet.open(tmp_path / "store") as other, OrtetSaver(other) as reader:
         for turn, late in enumerate((0, 600)):

@@ -106,7 +106,7 @@ class TestEnter:
     def test_closed_session_leaves_the_pool(self, rooms: SessionPool) -> None:
         id_ = begin(rooms)
         with rooms.open_session(rooms.row(id_)) as session:
-            session.close()
+            session.finish()
         assert rooms.count == 0
         assert not is_held(rooms, id_)
         with pytest.raises(OrtetError, match="closed"):

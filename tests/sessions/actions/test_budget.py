@@ -565,7 +565,7 @@ class TestWorkers:
         with pytest.raises(Conflict) as caught:
             hub.session("child", parent=other)
         assert caught.value.kind == "parent_differs"
-        other.close()
+        other.finish()
         with pytest.raises(Conflict) as caught:
             hub.session("late", parent=other)
         assert caught.value.kind == "session_closed"

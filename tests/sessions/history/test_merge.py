@@ -161,7 +161,7 @@ class TestMinds:
             assert [(one.name, one.version) for one in report.artifacts] == [("a", 3), ("b", 1)]
             assert s.artifact_store.artifact_data("a", 2) == b"ours"
             assert s.artifact_store.artifact_data("a") == b"theirs"
-            kid.close()
+            kid.finish()
             hub.sweep()
             assert s.artifact_store.artifact_data("a") == b"theirs"
 

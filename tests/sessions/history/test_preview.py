@@ -157,6 +157,6 @@ def test_restore_preview_of_a_closed_session_is_refused(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "one")
         target = from_hex(s.commit("one").oid)
-        s.close()
+        s.finish()
     with pytest.raises(Conflict, match="closed"):
         preview_restore(hub.get(s.id), target)

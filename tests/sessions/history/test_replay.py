@@ -170,7 +170,7 @@ class TestStrict:
     def test_closed_sessions_can_be_replayed(self, hub: Hub) -> None:
         s = hub.session("s")
         s.act(len, "x")
-        s.close()
+        s.finish()
         with hub.session("s", replay=True) as s:
             assert s.act(len, "x") == 1
         assert hub.get(s.id).status == "closed"

@@ -28,7 +28,7 @@ def work(hub: Hub, name: str, *said: str) -> None:
     s = hub.session(name)
     for text in said:
         s.say("user", text, user="ann")
-    s.close()
+    s.finish()
 
 
 def test_consolidate_turns_messages_into_facts_with_their_source_event(hub: Hub) -> None:
@@ -161,7 +161,7 @@ def test_what_is_corrected_for_a_user_or_a_project_does_not_come_back(hub: Hub) 
         old = s.learn("tests run with nox", scope="project:shop")
         kept = s.learn("the shop closes at six", scope="project:shop")
         s.say("user", "the shop closes at six", user="ann")
-        s.close()
+        s.finish()
     with hub.session("two", scopes=["project:shop"]) as s:
         s.learn("tests run with pytest", scope="project:shop", supersedes=old)
         s.commit()
@@ -178,7 +178,7 @@ def test_consolidate_skips_a_statement_that_the_session_corrected(hub: Hub) -> N
         old = s.learn("we deploy on Fridays")
         s.say("user", "sorry: we deploy on Mondays", user="ann")
         s.learn("we deploy on Mondays", supersedes=old)
-        s.close()
+        s.finish()
     report = hub.memory.consolidate(extractor=Everything())
     assert [fact.text for fact in report.facts] == ["sorry: we deploy on Mondays"]
 
@@ -186,7 +186,7 @@ def test_consolidate_skips_a_statement_that_the_session_corrected(hub: Hub) -> N
 def test_of_a_session_with_a_user_the_facts_are_for_that_user(hub: Hub) -> None:
     with hub.session("one", scopes=["user:ann"]) as s:
         s.say("user", "I live in Lisbon", user="ann")
-        s.close()
+        s.finish()
     report = hub.memory.consolidate()
     assert [(fact.text, fact.scope) for fact in report.facts] == [
         ("ann lives in Lisbon", "user:ann")
@@ -205,7 +205,7 @@ def test_of_a_session_with_a_user_the_facts_are_for_that_user(hub: Hub) -> None:
 def test_session_of_several_users_is_not_consolidated_or_shared(hub: Hub) -> None:
     with hub.session("one", scopes=["user:ann", "user:bob"]) as s:
         s.say("user", "I live in Lisbon", user="ann")
-        s.close()
+        s.finish()
     assert hub.memory.consolidate().episodes == 0
     assert [one.session for one in hub.memory.episodes()] == ["one"]
     with hub.session("two", scopes=["user:ann"]) as s:

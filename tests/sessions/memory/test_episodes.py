@@ -45,7 +45,7 @@ def test_closing_a_session_writes_an_episode(hub: Hub) -> None:
     s.plan(["one"])
     s.say("user", "do it")
     s.advance()
-    s.close()
+    s.finish()
     (episode,) = hub.get(s.id).memory.episodes()
     assert (episode.cause, episode.outcome) == ("closed", "done")
 
@@ -111,7 +111,7 @@ def test_hub_lists_episodes_of_all_sessions_filtered_by_agent_or_session(hub: Hu
     for name, agent in (("one", "x"), ("two", "y")):
         s = hub.session(name, agent=agent)
         s.say("user", name)
-        s.close()
+        s.finish()
     assert [e.session for e in hub.memory.episodes()] == ["one", "two"]
     assert [e.session for e in hub.memory.episodes(agent="y")] == ["two"]
     assert [e.session for e in hub.memory.episodes(session="x/one")] == ["one"]

@@ -98,7 +98,7 @@ class TestPublishing:
         a = hub.session("a")
         a.say("user", "we moved to Lisbon")
         a.learn("lives in Lisbon", scope="agent")
-        a.close("moved")
+        a.finish("moved")
         with hub.session("b") as b:
             assert texts(b) == ["lives in Lisbon"]
             (episode,) = b.memory.episodes()

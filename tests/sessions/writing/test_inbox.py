@@ -79,7 +79,7 @@ class TestComments:
                 hub.comment(s.id, wrong)  # type: ignore[arg-type]
         with pytest.raises(Invalid):
             hub.comment(s.id, "x" * (2 << 20))
-        s.close()
+        s.finish()
         with pytest.raises(Conflict) as caught:
             hub.comment(s.id, "too late")
         assert caught.value.kind == "session_closed"

@@ -1,6 +1,6 @@
 """Commands for the lifecycle of a session, and its audit log.
 
-These are pause, resume, close, archive, unarchive, compact, checkpoint, audit and retain.
+These are pause, resume, finish, archive, unarchive, compact, checkpoint, audit and retain.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def pause(call: CliCall, session: str | None, *, why: str) -> None:
 
 @verb()
 @session_argument
-def resume(call: CliCall, session: str | None) -> None:
+@click.option("--reopen", is_flag=True, help="Also if the session was finished.")
+def resume(call: CliCall, session: str | None, *, reopen: bool) -> None:
     """Make a session ready to continue.
 
     An archived session is brought back, and actions that a crash interrupted get an outcome.
@@ -56,33 +57,37 @@ def resume(call: CliCall, session: str | None) -> None:
     \b
     Example:
       ortet resume fix-42
+      ortet resume fix-42 --reopen
     """
     row = find_session(call, session)
-    if row.status == "closed":
+    if row.status == "closed" and not reopen:
         raise Conflict(
             "illegal_move",
-            f"session {row.name!r} is closed: begin another, or read this one with `ortet journal`",
+            f"session {row.name!r} is closed: open it again with --reopen, begin another, or read "
+            "this one with `ortet journal`",
             status=row.status,
         )
     if row.status == "archived":
         call.hub.unarchive(row.id)
     else:
-        open_session(call, row.id).pause()
+        open_session(call, row.id, reopen=reopen).pause()
     _print_status(call, row.id)
 
 
 @verb()
 @session_argument
 @why_option
-def close(call: CliCall, session: str | None, *, why: str) -> None:
-    """Close a session. It can still be read, and its name stays taken.
+def finish(call: CliCall, session: str | None, *, why: str) -> None:
+    """Finish a session. It can still be read, and its name stays taken.
+
+    `ortet resume --reopen` opens it again.
 
     \b
     Example:
-      ortet close fix-42 --why "merged"
+      ortet session finish fix-42 --why "merged"
     """
     opened = open_session(call, session)
-    opened.close(as_text(why))
+    opened.finish(as_text(why))
     _print_status(call, opened.id)
 
 

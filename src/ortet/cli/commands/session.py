@@ -1,4 +1,4 @@
-"""Commands session new/ls/show/rm, say, plan, decide: sessions and what is recorded in them."""
+"""Commands session new/ls/show/finish/rm, say, plan, decide: sessions and their records."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ortet.cli.call import CliCall, as_text, group, verb
+from ortet.cli.commands.lifecycle import finish
 from ortet.cli.session_args import (
     confirm,
     find_session,
@@ -32,7 +33,7 @@ _STATES = ("open", "active", "paused", "closed", "archived")
 
 @group
 def session() -> None:
-    """Begin, list, show and remove the sessions of agents.
+    """Begin, list, show, finish and remove the sessions of agents.
 
     \b
     Example:
@@ -72,6 +73,7 @@ def session() -> None:
     metavar="SCOPE",
     help="A scope of shared memory, user:X or project:X; may be repeated.",
 )
+@click.option("--reopen", is_flag=True, help="Open the session also if it was finished.")
 def new(
     call: CliCall,
     name: str,
@@ -83,6 +85,7 @@ def new(
     profile: str | None,
     parent: str | None,
     scope: tuple[str, ...],
+    reopen: bool,
 ) -> None:
     """Begin a session, or open the session of this name.
 
@@ -100,6 +103,7 @@ def new(
         profile=profile,
         parent=find_session(call, parent).id if parent else None,
         scopes=list(scope) or None,
+        reopen=reopen,
     )
     empty = opened.head is None and not opened.messages()
     opened.pause()
@@ -236,7 +240,7 @@ def rm(call: CliCall, name: str, *, yes: bool) -> None:
     call.output.emit({"removed": row.id, "name": row.name}, [f"removed {row.name}"])
 
 
-for _command in (new, ls, show, rm):
+for _command in (new, ls, show, finish, rm):
     session.add_command(_command)
 
 

@@ -135,7 +135,7 @@ class ConversationBranches:
 
     def _close(self, name: str) -> None:
         with self._conversation.pool.writing(name, create=False) as session:
-            session.close("branch deleted")
+            session.finish("branch deleted")
 
     def _list_branches(self) -> list[dict[str, Any]]:
         conversation = self._conversation

@@ -99,6 +99,27 @@ def decide(
         )
 
 
+class FinishToolResult(ToolResult, frozen=True):
+    """The session that was finished, by its id and name."""
+
+    session: str
+    name: str
+    status: str
+
+    def __str__(self) -> str:
+        return f"{self.name} is {self.status}: `ortet resume {self.name} --reopen` opens it again"
+
+
+@tool(SETS)
+def finish(desk: McpContext, why: Why = "") -> FinishToolResult:
+    """Finish the session when its goal is reached, or given up. It can still be read. Afterwards
+    the tools that write refuse until the user opens the session again.
+    """
+    with desk.open_session() as session:
+        session.finish(why)
+        return FinishToolResult(session.id, session.name, session.status)
+
+
 class PlanToolResult(ToolResult, frozen=True):
     """`step` counts from 0. If all steps are done, it is the number of steps."""
 

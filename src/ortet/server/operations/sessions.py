@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -154,7 +155,7 @@ class Begin(OperationRequest, frozen=True):
     """The arguments of `hub.session`. `budget` and `parent`: only for a new session. `commit`:
     manual, action, milestone, {"minutes": 5} or {"cost": 3}. `commit`, `durability`, `handover` and
     `environment` are valid until the session is released, and override its `profile`, which is
-    stored.
+    stored. `reopen` opens a session that was finished.
     """
 
     name: Name
@@ -173,6 +174,7 @@ class Begin(OperationRequest, frozen=True):
     limits: dict[str, Any] | None = None
     network: Literal["none", "outbound", "host"] | None = None
     scopes: list[str] | None = None
+    reopen: bool = False
 
 
 @operation("POST", "/sessions", filtered=True)
@@ -225,10 +227,10 @@ def pause(session: Session, ask: Why) -> SessionEnded:
 
 @operation("POST", "/sessions/{session}/close")
 def close(session: Session, ask: Why) -> SessionEnded:
-    """Close a session that is finished. Its name stays taken, and it can still be read and
-    archived.
+    """Finish a session: its status becomes "closed". Its name stays taken, and it can still be read
+    and archived. `reopen` opens it again.
     """
-    session.close(ask.why)
+    session.finish(ask.why)
     return SessionEnded(session.id, session.name, session.status)
 
 
@@ -238,23 +240,32 @@ class SessionRequest(OperationRequest, frozen=True):
     session: str
 
 
+class Resume(SessionRequest, frozen=True):
+    """`reopen`: also if the session was finished."""
+
+    reopen: bool = False
+
+
 @operation("POST", "/sessions/{session}/resume", filtered=True)
-def resume(pool: SessionPool, ask: SessionRequest, caller: Caller) -> SessionInfo:
+def resume(pool: SessionPool, ask: Resume, caller: Caller) -> SessionInfo:
     """Make a session ready to continue. An archived session is brought back, and actions that a
     crash interrupted get an outcome.
     """
     row = pool.row(ask.session, caller.sees)
-    if row.status == "closed":
+    if row.status == "closed" and not ask.reopen:
         raise Conflict(
             "illegal_move",
-            f"session {row.name!r} is closed: begin another, or read this one",
+            f"session {row.name!r} is closed: open it again with `reopen`, begin another, or read "
+            "this one",
             status=row.status,
         )
     if row.status == "archived":
         with pool.with_session_closed(row) as hub:
             hub.unarchive(row.id)
     else:
-        with pool.open_session(row) as session:
+        name, agent = row.name, row.agent
+        opener = partial(Hub.session, name=name, agent=agent, reopen=ask.reopen)
+        with pool.open_session(row, opener) as session:
             return info_of(session)
     with pool.view(row.id) as view:
         return info_of(view)

@@ -1,7 +1,8 @@
 """Shows that a server is running, so that others can tell if the owner of a request has died.
 
 The server renews a lease, which other hosts and other containers can check. A process that is
-visible from here is looked up by its pid. A module of its own, because idempotency and the session pool both need it.
+visible from here is looked up by its pid. A module of its own, because idempotency and the session
+pool both need it.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from ortet.sessions.history.restore_report import (
     effects_since_commit,
     unavailable_secrets,
 )
+from ortet.sessions.profiles import DEFAULT_OPTIONS
 from ortet.sessions.session import Session
 from ortet.sessions.starting import NO_FILES, check_fits
 from ortet.workspaces.results import UnavailableSecret, check_parts
@@ -113,7 +114,7 @@ class _PresentFiles(NamedTuple):
 @contextmanager
 def _open_present_files(view: SessionReader) -> Iterator[_PresentFiles]:
     """Yield the present files. Raise Conflict("session_closed") if the session cannot be opened."""
-    check_fits(view.internals.row, NO_FILES, "")
+    check_fits(view.internals.row, NO_FILES, DEFAULT_OPTIONS)
     store = view.internals.store
     opened = view.internals.files.attached if isinstance(view, Session) else None
     row = (

@@ -245,7 +245,7 @@ def test_removing_the_session_removes_its_item_rows(hub: ortet.Hub) -> None:
 def test_put_into_a_closed_or_archived_session_is_refused_with_advice(hub: ortet.Hub) -> None:
     store: Any = OrtetStore(hub)
     store.put(("a",), "1", {"n": 1})
-    hub.session("langgraph-store").close()
+    hub.session("langgraph-store").finish()
     with pytest.raises(Conflict, match=r"is closed.*OrtetStore\(hub, name=") as caught:
         store.put(("a",), "1", {"n": 2})
     assert "unarchive" not in str(caught.value)
@@ -317,7 +317,7 @@ def test_an_item_is_erased_with_its_vectors_and_its_past(tmp_path: Path) -> None
 def test_a_closed_session_takes_nothing_more(hub: ortet.Hub) -> None:
     store: Any = OrtetStore(hub)
     store.put(("a",), "k", {"n": 1})
-    hub.session("langgraph-store").close()
+    hub.session("langgraph-store").finish()
     with pytest.raises(ortet.Conflict, match="closed"):
         store.put(("a",), "k", {"n": 2})
     assert store.get(("a",), "k").value == {"n": 1}
