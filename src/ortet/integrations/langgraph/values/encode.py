@@ -20,6 +20,7 @@ from ortet.integrations.langgraph.messages import (
     matches_snapshot,
     snapshot,
 )
+from ortet.integrations.langgraph.values.message_lists import MessageList
 from ortet.integrations.langgraph.values.parts import (
     MAX_INLINE_TREE_BYTES,
     PartStore,
@@ -29,7 +30,6 @@ from ortet.integrations.langgraph.values.parts import (
     encode,
     ranges_of,
 )
-from ortet.integrations.langgraph.values.rows import MessageList
 
 _MAX_INLINE_BYTES = 1 << 15
 """Size in bytes above which serialized data is stored as an object outside the journal."""
@@ -146,9 +146,9 @@ class ValueEncoder:
         return ranges
 
     def _message(self, message: BaseMessage) -> int | None:
-        part = self._part_store.find_by_object(message)
-        if part is not None:
-            return part.number
+        known_number = self._part_store.find_number_by_object(message)
+        if known_number is not None:
+            return known_number
         if id(message) in self._number_by_object_id:
             return self._number_by_object_id[id(message)]
         # Take it before `data_of`: LangGraph may set the message id at this moment.

@@ -6,6 +6,7 @@ from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
+from weakref import ref
 
 import msgspec
 from langchain_core.messages import BaseMessage
@@ -16,12 +17,13 @@ from ortet._util.codec import Hasher
 from ortet.errors import Refused
 from ortet.integrations.langgraph.messages import (
     EXTRA_KEY,
+    MessageTemplate,
     Snapshot,
     matches_snapshot,
     message_of,
     snapshot,
 )
-from ortet.integrations.langgraph.values.rows import (
+from ortet.integrations.langgraph.values.message_lists import (
     MIN_CACHED_LENGTH,
     MessageList,
     MessageListCache,
@@ -38,18 +40,18 @@ class PartNotLoaded(Exception):
 
 
 class ValuePart:
-    """A part of a value.
+    """A part of a value. `tree` is the message data if the part is a message.
 
-    `tree` is the message data if the part is a message. Its `object` is returned as long as nobody
-    has changed it.
+    Every reader gets a message of its own, so nobody can change what another one holds. `object` is
+    the message that was put last. It is only compared with the messages of the next put.
     """
 
     __slots__ = (
         "_raw",
+        "_template",
         "is_message",
         "number",
         "object",
-        "object_snapshot",
         "seq",
         "stored",
         "tree",
@@ -70,7 +72,7 @@ class ValuePart:
         self.is_message = is_message
         self.stored = tree if stored is None else stored  # the form in the journal
         self.object: BaseMessage | None = None
-        self.object_snapshot: Snapshot | None = None
+        self._template: MessageTemplate | None = None
         self._raw: bytes | None = None
 
     @property
@@ -79,22 +81,21 @@ class ValuePart:
             self._raw = encode(self.tree)
         return self._raw
 
-    def keep_object(self, message: BaseMessage, object_snapshot: Snapshot | None = None) -> None:
-        self.object, self.object_snapshot = message, object_snapshot or snapshot(message)
+    @property
+    def template(self) -> MessageTemplate:
+        """Makes the messages that readers get."""
+        if self._template is None:
+            message = message_of(self.tree)
+            self._template = MessageTemplate(message, snapshot(message))
+        return self._template
 
-    def adopt_object(self, other: ValuePart) -> None:
-        self.object, self.object_snapshot = other.object, other.object_snapshot
+    def keep_object(self, message: BaseMessage, object_snapshot: Snapshot) -> None:
+        """Remember the object that was put, with its fields at that moment."""
+        self.object = message
+        self._template = MessageTemplate(message, object_snapshot)
 
-    def is_unchanged(self, message: BaseMessage) -> bool:
-        """Return True if the part keeps this same object and nobody has changed it."""
-        then = self.object_snapshot
-        return self.object is message and then is not None and matches_snapshot(message, then)
-
-    def message(self) -> BaseMessage:
-        if self.object is None or not self.is_unchanged(self.object):
-            self.keep_object(message_of(self.tree))
-        assert self.object is not None
-        return self.object
+    def adopt_template(self, other: ValuePart) -> None:
+        self._template = other._template
 
 
 def loads(serde: SerializerProtocol, kind: str, data: bytes) -> Any:
@@ -185,9 +186,8 @@ class PartStore:
         self._number_by_digest: dict[bytes, int] = {}  # of parts worth deduplicating
         self._undigested_parts: list[ValuePart] = []  # added to that dict on the next lookup
         self._new_parts: list[ValuePart] = []  # not yet returned by `take_new_parts`
-        self._part_by_object_id: dict[
-            int, ValuePart
-        ] = {}  # by id() of the message object that a part keeps
+        # by id() of a message object that was put, or returned without an id
+        self._tracked_objects: dict[int, tuple[ref[BaseMessage], ValuePart]] = {}
         self._renumbered_messages: set[int] = (
             set()
         )  # messages stored without an id that got one later; their turn is over
@@ -202,7 +202,7 @@ class PartStore:
         self._undigested_parts.append(part)
         self._new_parts.append(part)
         if part.object is not None:
-            self._part_by_object_id[id(part.object)] = part
+            self._tracked_objects[id(part.object)] = ref(part.object), part
         if part.is_message and part.stored is not part.tree:
             self._renumbered_messages.add(part.stored["$i"][0])
 
@@ -233,17 +233,24 @@ class PartStore:
             self.add(ValuePart(number, tree, seq=seq))
 
     def adopt_objects(self, other: PartStore) -> None:
-        """Take over the message objects that another store of the same thread has returned."""
-        for key, part in other._part_by_object_id.items():
-            mine = self._parts.get(part.number)
-            if mine is not None and mine.is_message and mine.tree == part.tree:
-                mine.adopt_object(part)
-                self._part_by_object_id[key] = mine
+        """Recognise the messages that another store of the same thread has returned."""
+
+        def is_known(number: int) -> bool:
+            mine, part = self._parts.get(number), other._parts[number]
+            return mine is not None and mine.is_message and mine.tree == part.tree
+
+        for reference, part in list(other._tracked_objects.values()):
+            message = reference()
+            if message is not None and is_known(part.number):
+                mine = self._parts[part.number]
+                mine.adopt_template(part)
+                self._track_returned(mine, message)
+        self.message_lists.adopt(other.message_lists, is_known)
 
     def find_without_id(self, message: BaseMessage, data: dict[str, Any]) -> ValuePart | None:
-        """Return the part that kept this same object before it got an id."""
-        part = self._part_by_object_id.get(id(message))
-        if part is None or part.object is not message or not isinstance(message.id, str):
+        """Return the part that tracked this same object before it got an id."""
+        part = self._tracked_part(message)
+        if part is None or not isinstance(message.id, str):
             return None
         return (
             part
@@ -278,19 +285,33 @@ class PartStore:
     def add_numbers(self, number_by_digest: dict[bytes, int]) -> None:
         self._number_by_digest.update(number_by_digest)
 
-    def find_by_object(self, message: BaseMessage) -> ValuePart | None:
-        """Return the part that keeps this same object, if the object is unchanged."""
-        part = self._part_by_object_id.get(id(message))
-        return part if part is not None and part.is_unchanged(message) else None
+    def find_number_by_object(self, message: BaseMessage) -> int | None:
+        """Return the number of the part that has this same object, if it is unchanged."""
+        part = self._tracked_part(message)
+        if part is not None and matches_snapshot(message, part.template.snapshot):
+            return part.number
+        return self.message_lists.find_number(message)
 
     def keep_object(self, part: ValuePart, message: BaseMessage, snapshot: Snapshot) -> None:
         self._forget_object(part.object, part)
         part.keep_object(message, snapshot)
-        self._part_by_object_id[id(message)] = part
+        self._tracked_objects[id(message)] = ref(message), part
+
+    def _track_returned(self, part: ValuePart, message: BaseMessage) -> None:
+        """Recognise a message as long as its caller has it.
+
+        LangGraph may give it an id. It is then not another message.
+        """
+        tracked, key = self._tracked_objects, id(message)
+        tracked[key] = ref(message, lambda _: tracked.pop(key, None)), part
+
+    def _tracked_part(self, message: BaseMessage) -> ValuePart | None:
+        tracked = self._tracked_objects.get(id(message))
+        return tracked[1] if tracked is not None and tracked[0]() is message else None
 
     def _forget_object(self, message: BaseMessage | None, part: ValuePart) -> None:
-        if self._part_by_object_id.get(id(message)) is part:
-            del self._part_by_object_id[id(message)]
+        if message is not None and self._tracked_part(message) is part:
+            del self._tracked_objects[id(message)]
 
     # Reading.
 
@@ -321,38 +342,54 @@ class PartStore:
 
     def _list(self, ranges: Iterable[list[int]], serde: SerializerProtocol) -> list[Any]:
         spans = self.ranges(ranges)
-        if (again := self.message_lists.find(spans)) is not None:
-            return again
-        parts = list(self.parts(spans))
-        values = [self._decode_part(part, serde) for part in parts]
-        if len(parts) == sum(stop - start for start, stop in spans):
-            self.remember_list(list(values), [part.number for part in parts])
-        return values
+        parts = self._parts_of(spans)
+        if not all(part.is_message for part in parts):
+            return [self._decode_part(part, serde) for part in parts]
+        templates = [part.template for part in parts]
+        messages = [template.new_message() for template in templates]
+        for part, message, template in zip(parts, messages, templates, strict=True):
+            if not template.has_id:
+                self._track_returned(part, message)
+        if len(messages) >= MIN_CACHED_LENGTH:
+            numbers = [part.number for part in parts]
+            snapshots = [template.snapshot for template in templates]
+            self.message_lists.add_returned(MessageList([*map(ref, messages)], numbers, snapshots))
+        return messages
 
     def remember_list(
         self, value: list[Any], numbers: list[int], known: MessageList | None = None
     ) -> None:
-        """Cache a list whose elements are these parts; `known` is its cached prefix."""
+        """Cache a list that was put; `known` is its cached prefix."""
         if len(value) < MIN_CACHED_LENGTH:
             return
         size = len(known.numbers) if known is not None else 0
-        then = known.snapshots if known is not None else []
+        snapshots = known.snapshots if known is not None else []
         for message, number in zip(value[size:], numbers[size:], strict=True):
             part = self._parts[number]
-            if part.object is not message or part.object_snapshot is None:
+            if part.object is not message:
                 return  # It is not a message, or is another object with equal content.
-            then.append(part.object_snapshot)
-        self.message_lists.add(MessageList(value, numbers, then))
+            snapshots.append(part.template.snapshot)
+        refs = known.refs if known is not None else []
+        self.message_lists.add_put(
+            MessageList([*refs, *map(ref, value[size:])], numbers, snapshots)
+        )
 
     def _decode_part(self, part: ValuePart, serde: SerializerProtocol) -> Any:
         if not part.is_message:
             return self.decode(part.tree, serde)
-        before = part.object
-        message = part.message()
-        if message is not before:
-            self._forget_object(before, part)
-            self._part_by_object_id[id(message)] = part
+        message = part.template.new_message()
+        if message.id is None:
+            self._track_returned(part, message)
         return message
+
+    def _parts_of(self, ranges: list[list[int]]) -> list[ValuePart]:
+        """Return the parts of ranges of numbers; erased ones are left out."""
+        if sum(stop - start for start, stop in ranges) <= len(self._parts):
+            try:  # the most frequent case: a list of parts that are all loaded
+                return [self._parts[n] for start, stop in ranges for n in range(start, stop)]
+            except KeyError:
+                pass
+        return list(self.parts(ranges))
 
     def parts(self, ranges: Iterable[list[int]]) -> Iterator[ValuePart]:
         for start, stop in self.ranges(ranges):
