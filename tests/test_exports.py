@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,24 @@ def test_every_exported_name_resolves(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in ortet.__all__ if name != "__version__"])
 def test_every_exported_name_has_a_docstring(name: str) -> None:
     assert inspect.getdoc(getattr(ortet, name))
+
+
+def described_attributes(record: type) -> list[str]:
+    """Return the names in the section `Attributes:` of a docstring."""
+    section = (inspect.getdoc(record) or "").partition("\nAttributes:\n")[2]
+    return re.findall(r"^ {4}(\w+): \S", section, re.MULTILINE)
+
+
+def fields_of(name: str) -> list[str]:
+    """Return the fields of an exported record, or [] if the name is no record."""
+    record = getattr(ortet, name)
+    return list(getattr(record, "__struct_fields__", getattr(record, "_fields", ())))
+
+
+@pytest.mark.parametrize("name", ortet.__all__)
+def test_the_docstring_of_a_record_describes_each_attribute(name: str) -> None:
+    if fields := fields_of(name):
+        assert described_attributes(getattr(ortet, name)) == fields
 
 
 def test_every_record_that_a_public_verb_returns_is_exported() -> None:

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+
 import ortet
+from ortet._util.structs import describe_properties
 
 SOURCE = Path(ortet.__file__).parent
 _THREADS = """
@@ -83,3 +86,39 @@ def _is_safe(call: ast.Call) -> bool:
         ast.unparse(one).startswith(("thread_safe_struct(", "dict[str, msgspec.Raw]"))
         for one in types
     )
+
+
+class Ticket(msgspec.Struct):
+    """A ticket.
+
+    It is stored.
+
+    Attributes:
+        name: Its name.
+        links: Addresses of pages,
+            in order.
+
+    See the guide.
+    """
+
+    name: str
+    links: list[str] = []
+    plain: int = 0
+
+
+def test_descriptions_of_attributes_move_to_their_properties() -> None:
+    _, components = msgspec.json.schema_components([Ticket])
+    schema = components["Ticket"]
+    describe_properties(schema)
+    assert schema["description"] == "A ticket.\n\nIt is stored.\n\nSee the guide."
+    assert {name: one.get("description") for name, one in schema["properties"].items()} == {
+        "name": "Its name.",
+        "links": "Addresses of pages, in order.",
+        "plain": None,
+    }
+
+
+def test_a_schema_without_a_section_of_attributes_stays_as_it_is() -> None:
+    schema = {"description": "A number.", "type": "integer"}
+    describe_properties(schema)
+    assert schema == {"description": "A number.", "type": "integer"}

@@ -77,19 +77,36 @@ class Git(msgspec.Struct, frozen=True):
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """Record of an environment. A missing part is None or empty."""
+    """Record of an environment. A missing part is None or empty.
+
+    Attributes:
+        python: Packages of the virtual environment.
+        npm: Digest of the lock file.
+        debian: Digest and number of the installed packages.
+        variables: Variables that differ from those of the opening process.
+        hosts: Lines of the hosts file that the distribution does not install.
+        resolver: Nameserver and search lines.
+        git: State of the repository.
+    """
 
     python: PythonPackages | None = None
-    npm: str = ""  # digest of the lock file
+    npm: str = ""
     debian: DebianPackages | None = None
     variables: dict[str, Variable] = {}
-    hosts: list[str] = []  # lines that the distribution does not install
-    resolver: list[str] = []  # nameserver and search lines
+    hosts: list[str] = []
+    resolver: list[str] = []
     git: Git | None = None
 
 
 class EnvironmentDifference(msgspec.Struct, frozen=True):
-    """One difference between two environments. "" means that the value does not exist."""
+    """One difference between two environments.
+
+    Attributes:
+        part: Part of the environment, for example "variables".
+        name: Name of the value.
+        then: Value in the older environment; "" if it did not exist.
+        now: Value in the newer environment; "" if it does not exist.
+    """
 
     part: str
     name: str

@@ -37,10 +37,21 @@ class EventBody(StoredRecord, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One event, as readers see it. `data` is empty if the event was erased.
+    """One event, as readers see it.
 
-    `waiting` means that the event is in the inbox and has no number yet (see
-    sessions/writing/inbox.py).
+    Attributes:
+        seq: Number of the event, from 1.
+        kind: Kind of the event.
+        time: When it was written, in ns since 1970.
+        actor: Who did it.
+        data: Content. It is empty if the event was erased.
+        hash: Hash of the event in the chain.
+        timeline: Id of the timeline that has it.
+        refs: Objects that it refers to: pairs of an id and a kind.
+        version: Version of the schema of `data`.
+        erased: True if the content was erased.
+        waiting: True if the event is in the inbox and has no number yet (see
+            sessions/writing/inbox.py).
     """
 
     seq: int

@@ -32,7 +32,13 @@ _KILL_TIMEOUT_MS = 5000
 
 
 class Leftover(msgspec.Struct, frozen=True):
-    """One thing that no process uses any more."""
+    """One thing that no process uses any more.
+
+    Attributes:
+        what: What it is.
+        path: Its path.
+        pid: Process id, for a process, otherwise 0.
+    """
 
     what: Literal["home", "stage", "socket", "process", "group", "mount"]
     path: str

@@ -25,20 +25,44 @@ _REQUEST_WAIT_SECONDS = 20.0  # longest wait of one request; longer waits are re
 
 
 class ProcessInfo(msgspec.Struct, frozen=True):
-    """One process of a machine. Pids are those inside the machine."""
+    """One process of a machine. Process ids are those inside the machine.
+
+    Attributes:
+        pid: Process id.
+        ppid: Id of the parent process.
+        name: Name of the program.
+        cmdline: Command line.
+        state: State: a letter, as in proc(5).
+        rss: Resident memory in bytes.
+        started: When it was started, in seconds since 1970.
+        job: `JobInfo.id` of the job that it belongs to, or None.
+    """
 
     pid: int
     ppid: int
     name: str
     cmdline: list[str]
-    state: str  # a letter, as in proc(5)
-    rss: int  # bytes
-    started: float  # seconds since 1970
-    job: int | None = None  # JobInfo.id
+    state: str
+    rss: int
+    started: float
+    job: int | None = None
 
 
 class JobInfo(msgspec.Struct, frozen=True):
-    """A program that a client started. `code` is its exit code, or None while it runs."""
+    """A program that a client started.
+
+    Attributes:
+        id: Number of the job.
+        name: Name of the job.
+        kind: Kind of the job.
+        pid: Process id inside the machine.
+        argv: The command.
+        cwd: Working directory.
+        tty: Rows and columns of its terminal, or None.
+        declared: True for a service to start again where processes cannot be restored.
+        began: When it was started, in seconds since 1970.
+        code: Exit code, or None while it runs.
+    """
 
     id: int
     name: str
@@ -46,23 +70,28 @@ class JobInfo(msgspec.Struct, frozen=True):
     pid: int
     argv: list[str]
     cwd: str
-    tty: tuple[int, int] | None  # rows, columns
-    declared: bool  # a service to start again where processes cannot be restored
-    began: float  # seconds since 1970
+    tty: tuple[int, int] | None
+    declared: bool
+    began: float
     code: int | None
 
 
 class StreamChunk(msgspec.Struct, frozen=True):
     """A part of a stream.
 
-    `cursor` is the position of the next part. `missed` bytes before this part were dropped.
+    Attributes:
+        data: The bytes.
+        cursor: Position of the next part.
+        missed: Number of bytes before this part that were dropped.
+        eof: True if the stream has ended.
+        code: Exit code of the job, once it has ended.
     """
 
     data: bytes
     cursor: int
     missed: int
-    eof: bool  # the stream has ended
-    code: int | None  # exit code of the job, once it has ended
+    eof: bool
+    code: int | None
 
 
 class HookResult(msgspec.Struct, frozen=True):

@@ -27,9 +27,19 @@ class WorkingNote(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WorkingMemory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """State of a session after event `seq` of a timeline, in plain values.
+    """State of a session after one event of a timeline, in plain values.
 
-    `questions` and `effects` are the open ones. `messages` are the newest, oldest first.
+    Attributes:
+        timeline: Id of the timeline.
+        seq: Number of the event.
+        goal: Goal of the session.
+        status: Status of the session.
+        plan: Steps of the plan.
+        step: Number of the current step, from 0.
+        notes: Notes.
+        questions: Open questions.
+        effects: Open effects.
+        messages: The newest messages, oldest first.
     """
 
     timeline: str

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ortet import __version__
+from ortet._util.structs import describe_properties
 from ortet.errors import CODES, OrtetError
 from ortet.server.auth.authenticate import COOKIE
 from ortet.server.errors import STATUS
@@ -405,6 +406,7 @@ def _schemas(table: list[Operation]) -> tuple[dict[Any, Json], Json]:
     for one in components.values():
         if "description" in one:
             one["description"] = inspect.cleandoc(one["description"])
+        describe_properties(one)
     return dict(zip(types, found, strict=True)), dict(components)
 
 

@@ -55,9 +55,12 @@ _MAX_TTL_SECONDS = 5e9
 
 
 class SessionPlan(msgspec.Struct, frozen=True):
-    """The plan of a session: its steps in order, and the number of the current one, from 0.
+    """The plan of a session.
 
-    `step` is the number of steps when the plan is finished.
+    Attributes:
+        steps: The steps, in order.
+        step: Number of the current step, from 0. It is the number of steps when the plan is
+            finished.
     """
 
     steps: list[str]

@@ -119,7 +119,13 @@ def clip_middle(text: str) -> str:
 class ArchiveRecord(msgspec.Struct, frozen=True):
     """An archived session.
 
-    `key` is the bucket key of its bundle. `commit` is the commit to continue from.
+    Attributes:
+        session: Id of the session.
+        key: Key of its bundle in the bucket.
+        commit: Id of the commit to continue from.
+        size: Size of the bundle in bytes.
+        time: When it was archived, in ns since 1970.
+        status: Status before the archive. `unarchive` restores it.
     """
 
     session: str
@@ -127,4 +133,4 @@ class ArchiveRecord(msgspec.Struct, frozen=True):
     commit: str
     size: int
     time: int
-    status: str = PAUSED  # status before the archive; `unarchive` restores it
+    status: str = PAUSED

@@ -23,16 +23,32 @@ Interrupted = Literal["again", "count"]
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One attempt of a swarm. `score` is None unless it is done; `reason` says why it failed."""
+    """One attempt of a swarm.
+
+    Attributes:
+        i: Number of the attempt, from 0.
+        state: State of the attempt.
+        score: Score, or None unless the attempt is done.
+        session: Name of its fork. The fork no longer exists if it was dropped.
+        id: Id of its fork.
+        commit: Its last commit. It is in the reflog if the fork was dropped.
+        value: Result of the task, if that is plain data.
+        reason: Why it failed: "error", "score", "crash", "timeout", "budget", "stopped", "lost" and
+            others.
+        error: Text of the error.
+        seconds: Seconds that it ran.
+        tries: How often it was started.
+        kept: True if it was kept as a session or adopted.
+    """
 
     i: int
     state: AttemptState = "waiting"
     score: float | None = None
-    session: str = ""  # name of its fork, which no longer exists if it was dropped
+    session: str = ""
     id: str = ""
-    commit: str = ""  # its last commit; in the reflog if it was dropped
-    value: Any = None  # result of the task, if that is plain data
-    reason: str = ""  # "error", "score", "crash", "timeout", "budget", "stopped", "lost", ...
+    commit: str = ""
+    value: Any = None
+    reason: str = ""
     error: str = ""
     seconds: float = 0.0
     tries: int = 0
@@ -42,18 +58,28 @@ class Attempt(msgspec.Struct, frozen=True):
 class SwarmResult(msgspec.Struct, frozen=True):
     """A swarm as it is now.
 
-    `contradictions` are those between facts of its session and harvested facts. Both are kept.
+    Attributes:
+        name: Name of the swarm.
+        session: Name of its session.
+        commit: The commit where all attempts started.
+        state: "running", "chosen", "kept", "harvested" or "finished".
+        attempts: All attempts.
+        kept: Numbers of the attempts that were kept, best first.
+        harvested: Facts that were learned from the losers.
+        contradictions: Contradictions between facts of its session and harvested facts. Both are
+            kept.
+        conflicts: Files that merged attempts changed in different ways.
     """
 
     name: str
     session: str
-    commit: str  # the commit where all attempts started
-    state: str  # "running", "chosen", "kept", "harvested", "finished"
+    commit: str
+    state: str
     attempts: list[Attempt] = []
-    kept: list[int] = []  # best first
+    kept: list[int] = []
     harvested: list[Fact] = []
     contradictions: list[Contradiction] = []
-    conflicts: list[str] = []  # files that merged attempts changed in different ways
+    conflicts: list[str] = []
 
     @property
     def ranked(self) -> list[Attempt]:

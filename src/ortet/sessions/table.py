@@ -100,7 +100,32 @@ class _HasId(Protocol):
 
 
 class SessionRow(msgspec.Struct, frozen=True):
-    """One session. Stored as a map, so that later releases may add keys."""
+    """The catalog row of a session.
+
+    It is stored as a map, so that later releases may add keys.
+
+    Attributes:
+        id: Id of the session.
+        name: Name of the session.
+        agent: Agent of the session.
+        timeline: Id of its timeline.
+        branch: Name of its branch.
+        status: "open", "active", "paused", "closed" or "archived".
+        created: When it was created, in ns since 1970.
+        family: Id of the first session of all its forks.
+        parent: Id of the session that it was forked from, or works for.
+        sealed: Journal with which its timeline started: that of the commit where it was forked.
+        path: Directory of its workspace.
+        engine: Engine of its machine.
+        files: "inplace", "private", "room" for private files without a directory, or "".
+        profile: Name of its profile.
+        limits: Limits of its live machine, as given.
+        network: Network of its live machine, as given.
+        beliefs: Shared facts that it sees: those of this Memory object, b"" none, None the newest.
+        scopes: Shared scopes that it was opened with.
+        host: Host of `path`.
+        version: Version of the row. It is not stored.
+    """
 
     id: str
     name: str
@@ -109,20 +134,19 @@ class SessionRow(msgspec.Struct, frozen=True):
     branch: str
     status: str
     created: int
-    family: str  # id of the first session of all its forks
-    parent: str = ""  # id of the session that it was forked from, or works for
-    sealed: bytes = b""  # Journal with which its timeline started: of the commit it was forked at
-    path: str = ""  # directory of its workspace
+    family: str
+    parent: str = ""
+    sealed: bytes = b""
+    path: str = ""
     engine: str = "auto"
     files: str = ""
     profile: str = ""
-    limits: dict[str, Any] | None = None  # of its live machine, as given
-    network: str | None = None  # of its live machine, as given
-    # shared facts that it sees: those of this Memory, b"" none, None the newest
+    limits: dict[str, Any] | None = None
+    network: str | None = None
     beliefs: bytes | None = None
-    scopes: list[str] = []  # shared scopes that it was opened with
-    host: str = ""  # host of `path`
-    version: int = 0  # version of the row; not stored
+    scopes: list[str] = []
+    host: str = ""
+    version: int = 0
 
     @property
     def has_files(self) -> bool:

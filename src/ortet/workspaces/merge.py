@@ -28,8 +28,10 @@ FAVOR_HINT = "choose favor='ours' or 'theirs'"
 class MergeResult(msgspec.Struct, frozen=True):
     """The result of a merge.
 
-    `commit` is None after a dry run. `conflicts` are those that `favor` settled, or that would stop
-    the merge. `up_to_date` is True if there was nothing to merge.
+    Attributes:
+        commit: The merge commit, or None after a dry run.
+        conflicts: Conflicts that `favor` settled, or that would stop the merge.
+        up_to_date: True if there was nothing to merge.
     """
 
     commit: CommitInfo | None

@@ -47,9 +47,13 @@ class UndoStep(msgspec.Struct, frozen=True):
 class UndoResult(msgspec.Struct, frozen=True):
     """The result of an undo or redo, or of its dry run.
 
-    `steps` are the undone or redone steps, in the order they were applied. `changes` are the file
-    changes. If `kept` is True, uncommitted work was saved in the commit `was`. `events` is the
-    number of events that the session state no longer includes.
+    Attributes:
+        steps: The undone or redone steps, in the order they were applied.
+        changes: The file changes.
+        restored: Report of the restore.
+        was: The commit before the undo.
+        kept: True if uncommitted work was saved in the commit `was`.
+        events: Number of events that the session state no longer includes.
     """
 
     steps: list[UndoStep]

@@ -61,7 +61,15 @@ if TYPE_CHECKING:
 
 
 class WorkspaceStatus(msgspec.Struct, frozen=True):
-    """The changes that a commit would record now."""
+    """The changes that a commit would record now.
+
+    Attributes:
+        name: Name of the workspace.
+        engine: Engine of the machine.
+        head: Id of the head commit, in hex, or None.
+        changes: The file changes.
+        losses: State that could not be captured.
+    """
 
     name: str
     engine: str

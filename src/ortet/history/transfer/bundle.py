@@ -26,7 +26,15 @@ Progress = Callable[[int, int], None]
 
 
 class BundleReport(msgspec.Struct, frozen=True):
-    """The result of an export. `resumed` objects were written by an earlier, interrupted run."""
+    """The result of an export.
+
+    Attributes:
+        path: Path of the bundle.
+        refs: Commit ids by name of the branch or tag.
+        objects: Number of objects in the bundle.
+        size: Size of the bundle in bytes.
+        resumed: Number of objects that an earlier, interrupted run had written.
+    """
 
     path: str
     refs: dict[str, str]

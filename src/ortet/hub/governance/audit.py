@@ -48,10 +48,20 @@ class AuditLine(msgspec.Struct, frozen=True):
 
 
 class AuditReport(msgspec.Struct, frozen=True):
-    """Result of an audit.
+    """The result of an audit.
 
-    `head` is the hash of the last event. A copy of it, kept elsewhere, proves later that no event
-    before it was changed.
+    Attributes:
+        session: Id of the session.
+        name: Name of the session.
+        agent: Agent of the session.
+        status: Status of the session.
+        events: Number of events.
+        erased: Number of erased events.
+        sealed: Number of events that are also in a commit.
+        head: Hash of the last event. A copy of it, kept elsewhere, proves later that no event
+            before it was changed.
+        lines: One line for each event.
+        erasures: Receipts of the erasures.
     """
 
     session: str
@@ -60,7 +70,7 @@ class AuditReport(msgspec.Struct, frozen=True):
     status: str
     events: int
     erased: int
-    sealed: int  # number of events that are also in a commit
+    sealed: int
     head: str
     lines: list[AuditLine]
     erasures: list[ErasureReceipt]

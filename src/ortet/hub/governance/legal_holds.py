@@ -20,7 +20,14 @@ _HOLD_KIND = "hold"
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """A legal hold: nothing of this session may be erased, archived or removed."""
+    """A legal hold: nothing of this session may be erased, archived or removed.
+
+    Attributes:
+        session: Id of the session.
+        why: Reason for the hold.
+        by: Who set it.
+        time: When it was set, in ns since 1970.
+    """
 
     session: str
     why: str

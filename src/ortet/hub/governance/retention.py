@@ -28,7 +28,12 @@ _DAY_NS = 86_400 * 10**9
 
 
 class RetentionPolicy(msgspec.Struct, frozen=True):
-    """Retention policy of one agent, in days. None means: keep forever, never archive."""
+    """Retention policy of one agent.
+
+    Attributes:
+        keep_messages: Days after which messages are erased. None keeps them forever.
+        archive_after: Idle days after which sessions are archived. None never archives.
+    """
 
     keep_messages: float | None = None
     archive_after: float | None = None
@@ -48,7 +53,12 @@ class RetentionAction(msgspec.Struct, frozen=True):
 
 
 class RetainReport(msgspec.Struct, frozen=True):
-    """Result of `Governance.retain`: one action for each change or kept session."""
+    """The result of `Governance.retain`.
+
+    Attributes:
+        dry_run: True if nothing was changed.
+        deeds: One action for each change or kept session.
+    """
 
     dry_run: bool
     deeds: list[RetentionAction]

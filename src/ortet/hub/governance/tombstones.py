@@ -50,8 +50,16 @@ class ErasedEvent(msgspec.Struct, frozen=True):
 class ErasureReceipt(msgspec.Struct, frozen=True):
     """Record of what an erasure destroyed.
 
-    `left` are old objects, in hex, that another process still holds in an unfinished pack. Repeat
-    the call when that process has ended.
+    Attributes:
+        id: Id of the erasure.
+        time: When it was made, in ns since 1970.
+        by: Who asked for it.
+        session: Id of the session.
+        events: The events that lost their content.
+        replaced: Pairs of an old object and the object in its place, in hex.
+        left: Old objects, in hex, that another process still holds in an unfinished pack. Repeat
+            the call when that process has ended.
+        signature: Signature of the store.
     """
 
     id: str

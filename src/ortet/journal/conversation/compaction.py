@@ -35,10 +35,18 @@ _MAX_SYSTEM_MESSAGES = 16
 
 
 class Compaction(msgspec.Struct, frozen=True):
-    """Record of one compaction: messages of events `first` to `last`, and their digest.
+    """Record of one compaction.
 
-    `before` is the event number of the previous compaction. `rules` are the events of system
-    messages, which stay in the context.
+    Attributes:
+        first: First event whose message was left out.
+        last: Last event whose message was left out.
+        count: Number of messages.
+        digest: Digest of these messages.
+        summary: Text in their place.
+        before: Event number of the previous compaction, or 0.
+        rules: Events of system messages, which stay in the context.
+        seq: Number of its event.
+        time: When it was made, in ns since 1970.
     """
 
     first: int

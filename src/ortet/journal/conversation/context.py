@@ -27,10 +27,16 @@ _MIN_MESSAGES = 256
 class ModelContext(msgspec.Struct, frozen=True):
     """Messages for one model call. Iterating yields `messages`.
 
-    `left_out` is True if older messages did not fit. The first `stable` messages only grow between
-    calls, so that the prompt cache of a provider stays valid. The messages after them were recalled
-    for this call, with the plan and open effects. `facts`, `episodes` and `said` are the recalled
-    texts.
+    Attributes:
+        messages: The messages, in order.
+        tokens: Estimated size.
+        left_out: True if older messages did not fit.
+        stable: Number of messages at the start that only grow between calls, so that the prompt
+            cache of a provider stays valid. The messages after them were recalled for this call,
+            with the plan and open effects.
+        facts: Texts of the recalled facts.
+        episodes: Texts of the recalled episodes.
+        said: Texts of the recalled messages.
     """
 
     messages: list[Message]

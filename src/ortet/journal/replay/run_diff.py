@@ -47,10 +47,12 @@ class EventPair(msgspec.Struct, frozen=True):
 
 
 class RunDiff(msgspec.Struct, frozen=True):
-    """Comparison of two runs.
+    """Comparison of two runs. `str()` of it is readable text.
 
-    `first` is the first pair that differs, or None. `seq` is the number of its left event, or of
-    its right event if the left run has ended.
+    Attributes:
+        pairs: The events of both runs, side by side.
+        first: The first pair that differs, or None.
+        seq: Number of its left event, or of its right event if the left run has ended.
     """
 
     pairs: list[EventPair]

@@ -63,7 +63,14 @@ def _section(spec: BriefingSectionSpec, items: BriefingItems) -> BriefingSection
 
 
 class Briefing(msgspec.Struct, frozen=True):
-    """A briefing. `data` has the same content as `markdown`; `left_out` counts missing lines."""
+    """A briefing for the next worker.
+
+    Attributes:
+        markdown: The briefing as text.
+        data: The same content as data.
+        tokens: Estimated size of the text.
+        left_out: Number of lines that did not fit, by section.
+    """
 
     markdown: str
     data: dict[str, Any]

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from ortet._util.codec import Hasher, encode, to_json
-from ortet._util.structs import thread_safe_struct
+from ortet._util.structs import describe_properties, thread_safe_struct
 from ortet.errors import Invalid, Unsupported
 from ortet.journal.state.external_state import (
     DONE,
@@ -76,12 +76,33 @@ class CheckpointBudget(msgspec.Struct, frozen=True):
 
 
 class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent at one moment. `context` holds its notes; `current_step` counts from 0.
+    """One agent at one moment, as a portable record.
 
-    `expires` is the expiry time of notes, in ns since 1970. `approvals` are requests without an
-    answer. Answered ones are left out, because anybody can write this record and it must not grant
-    anything. `digest`, if present, covers all other fields. It detects damage and is not a
-    signature.
+    Attributes:
+        version: Version of the record.
+        session_id: Id of the session.
+        timestamp: When the record was made.
+        goal: Goal of the session.
+        plan: Steps of the plan.
+        current_step: Number of the current step, from 0.
+        context: Notes by key.
+        messages: Messages that are in context, in order.
+        artifacts: All versions of all artifacts.
+        resume_point: Where to continue.
+        facts: Believed facts and lessons.
+        decisions: Decisions.
+        budget: Limits and spent amounts.
+        questions: Open questions.
+        summary: Summary of the messages that compactions left out.
+        name: Name of the session.
+        agent: Name of the agent.
+        digest: Digest of all other fields, or "". It detects damage and is not a signature.
+        collaborations: Branches, pull requests and the like.
+        windows: Rate limits of services.
+        tokens: Names of the vault entries of services.
+        expires: When each note expires, in ns since 1970.
+        approvals: Approval requests without an answer. Answered ones are left out, because anybody
+            can write this record and it must not grant anything.
     """
 
     version: Annotated[int, Meta(ge=1)] = VERSION
@@ -188,6 +209,7 @@ def schema() -> dict[str, Any]:
     """Return the JSON Schema of a checkpoint, as it is published."""
     (ref,), parts = msgspec.json.schema_components([AgentCheckpoint], ref_template="#/$defs/{name}")
     for part in parts.values():
+        describe_properties(part)
         if "description" in part:  # Python releases indent docstrings differently
             part["description"] = " ".join(part["description"].split())
     return {

@@ -20,7 +20,15 @@ _FIELDS = ("kind", "link", "status", "text", "effect")
 class Collaboration(StateRecord, frozen=True):
     """Something that others see or will see: a branch, a pull request, a draft comment.
 
-    `status` is "draft", "done" or "withdrawn". `effect` is the id of the action that made it.
+    Attributes:
+        name: Name of the collaboration.
+        kind: What it is, for example "pull_request".
+        link: Address of it.
+        status: "draft", "done" or "withdrawn".
+        text: Its text.
+        effect: Id of the action that made it.
+        seq: Number of its event.
+        time: When it was recorded, in ns since 1970.
     """
 
     name: str
@@ -34,10 +42,16 @@ class Collaboration(StateRecord, frozen=True):
 
 
 class RateLimitWindow(StateRecord, frozen=True):
-    """Rate limit of a service: calls that remain until `reset` (ns since 1970).
+    """Rate limit of a service.
 
-    `full` means that the reset time has passed. The service then accepts `limit` calls again; None
-    means that the number is unknown.
+    Attributes:
+        service: Name of the service.
+        remaining: Calls that remain until `reset`, or None if the number is unknown.
+        reset: When the limit is reset, in ns since 1970.
+        limit: Calls that the service accepts after a reset, or None if the number is unknown.
+        full: True if the reset time has passed, so that `limit` calls are accepted again.
+        seq: Number of its event.
+        time: When it was recorded, in ns since 1970.
     """
 
     service: str
@@ -50,7 +64,14 @@ class RateLimitWindow(StateRecord, frozen=True):
 
 
 class ServiceToken(StateRecord, frozen=True):
-    """Name of the vault entry with the credentials of a service."""
+    """Name of the vault entry with the credentials of a service.
+
+    Attributes:
+        service: Name of the service.
+        vault: Name of the vault entry.
+        seq: Number of its event.
+        time: When it was recorded, in ns since 1970.
+    """
 
     service: str
     vault: str

@@ -17,7 +17,13 @@ _MAX_LISTED_IDS = 1000
 
 
 class Contradiction(msgspec.Struct, frozen=True):
-    """Two different facts about the same subject, each known to one side only."""
+    """Two different facts about the same subject, each known to one side only.
+
+    Attributes:
+        about: The subject.
+        ours: The fact of this session.
+        theirs: The fact of the other side.
+    """
 
     about: str
     ours: Fact

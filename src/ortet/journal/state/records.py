@@ -127,7 +127,16 @@ class Episode(StateRecord, frozen=True):
 
 
 class Decision(StateRecord, frozen=True):
-    """A decision, with its reason and the alternatives that were rejected."""
+    """A decision, with its reason and the alternatives that were rejected.
+
+    Attributes:
+        id: Id of the decision.
+        text: The decision.
+        why: The reason.
+        instead_of: The alternatives.
+        seq: Number of its event.
+        time: When it was recorded, in ns since 1970.
+    """
 
     id: str
     text: str
@@ -138,7 +147,15 @@ class Decision(StateRecord, frozen=True):
 
 
 class Question(StateRecord, frozen=True):
-    """A question of the agent, and its answer if there is one."""
+    """A question of the agent.
+
+    Attributes:
+        id: Id of the question.
+        text: The question.
+        answer: The answer.
+        answered: True if there is an answer.
+        seq: Number of its event.
+    """
 
     id: str
     text: str
@@ -148,7 +165,21 @@ class Question(StateRecord, frozen=True):
 
 
 class Artifact(StateRecord, frozen=True):
-    """One version of a named artifact. `oid` is its content, in hex."""
+    """One version of a named artifact.
+
+    Attributes:
+        name: Name of the artifact.
+        version: Number of the version, from 1.
+        oid: Id of its content, in hex.
+        size: Size of the content in bytes.
+        kind: What it is, for example "report".
+        media: Media type.
+        link: Where the content is, if it is not stored.
+        action: Id of the action that made it.
+        why: Reason for it.
+        seq: Number of its event.
+        time: When it was stored, in ns since 1970.
+    """
 
     name: str
     version: int
@@ -157,7 +188,7 @@ class Artifact(StateRecord, frozen=True):
     kind: str = ""
     media: str = ""
     link: str = ""
-    action: str = ""  # id of the action that made it
+    action: str = ""
     why: str = ""
     seq: int = 0
     time: int = 0
@@ -166,8 +197,22 @@ class Artifact(StateRecord, frozen=True):
 class Effect(StateRecord, frozen=True):
     """An action and its effect outside the session.
 
-    `state` is "begun", "done", "failed" or "unsettled". `command` is the command line if `name`
-    does not show it. It is stored in the rows of the family, not in the session state.
+    It is stored in the rows of the family, not in the session state.
+
+    Attributes:
+        id: Id of the action.
+        name: Name of the action.
+        replay: "pure", "recorded", "idempotent" or "once".
+        state: "begun", "done", "failed" or "unsettled".
+        key: Idempotency key.
+        scope: Scope of the key: "family" or "timeline".
+        why: The reason.
+        digest: Digest of name and arguments.
+        begun: Number of the event of its intent.
+        ended: Number of the event of its outcome, or 0.
+        time: When it began, in ns since 1970.
+        actor: Who did it.
+        command: The command line, if `name` does not show it.
     """
 
     id: str
@@ -178,7 +223,7 @@ class Effect(StateRecord, frozen=True):
     scope: str = ""
     why: str = ""
     digest: str = ""
-    begun: int = 0  # event number
+    begun: int = 0
     ended: int = 0
     time: int = 0
     actor: str = ""
@@ -196,8 +241,19 @@ class ToolCall(StateRecord, frozen=True):
 class Approval(StateRecord, frozen=True):
     """A request for approval by a person.
 
-    `state` is "asked", "given" or "denied". `used` is the action that used it. `waiting` means that
-    the answer is in the inbox and not in the journal yet.
+    Attributes:
+        id: Id of the request.
+        what: What is to be approved.
+        why: Reason for the request.
+        state: "asked", "given" or "denied".
+        by: Who answered.
+        because: Reason for the answer.
+        digest: Digest of the call that waits for the answer.
+        used: Id of the action that used the approval.
+        seq: Number of its event.
+        time: When it was asked, in ns since 1970.
+        answered: When it was answered, in ns since 1970.
+        waiting: True if the answer is in the inbox and not in the journal yet.
     """
 
     id: str
@@ -206,7 +262,7 @@ class Approval(StateRecord, frozen=True):
     state: str = "asked"
     by: str = ""
     because: str = ""
-    digest: str = ""  # digest of the call that waits for the answer
+    digest: str = ""
     used: str = ""
     seq: int = 0
     time: int = 0

@@ -51,9 +51,15 @@ class CellError(msgspec.Struct, frozen=True):
 class CellResult(msgspec.Struct, frozen=True):
     """The result of one `Kernel.run`.
 
-    `value` is the value of the last expression if it is plain data (a tuple becomes a list),
-    otherwise None; `repr` always shows it. `timed_out` is True if the time-out interrupted the
-    code; `error` then holds the interrupt.
+    Attributes:
+        value: Value of the last expression if it is plain data (a tuple becomes a list), otherwise
+            None.
+        repr: The value as Python prints it.
+        stdout: Standard output.
+        stderr: Standard error.
+        error: The exception, or None.
+        duration: Seconds that the code ran.
+        timed_out: True if the time-out interrupted the code. `error` then holds the interrupt.
     """
 
     value: Any = None
@@ -66,7 +72,13 @@ class CellResult(msgspec.Struct, frozen=True):
 
 
 class KernelVariable(msgspec.Struct, frozen=True):
-    """A variable declared with `Kernel.vars`. `why` says why it cannot be saved or loaded."""
+    """A variable declared with `Kernel.vars`.
+
+    Attributes:
+        name: Name of the variable.
+        type: Name of its type.
+        why: Why it cannot be saved or loaded; "" if it can.
+    """
 
     name: str
     type: str

@@ -38,7 +38,12 @@ _MEDIA = {
 
 
 class StoredContent(msgspec.Struct, frozen=True):
-    """Stored bytes. `oid` is in hex; "" means no content."""
+    """Stored bytes.
+
+    Attributes:
+        oid: Id of the content, in hex; "" means no content.
+        size: Size in bytes.
+    """
 
     oid: str
     size: int
@@ -58,7 +63,13 @@ class StoredContent(msgspec.Struct, frozen=True):
 
 
 class Lineage(msgspec.Struct, frozen=True):
-    """The origin of an artifact: the action that made it, if any, and the reason."""
+    """The origin of an artifact.
+
+    Attributes:
+        artifact: The artifact.
+        action: The action that made it, or None.
+        why: The reason.
+    """
 
     artifact: Artifact
     action: Effect | None
@@ -68,8 +79,10 @@ class Lineage(msgspec.Struct, frozen=True):
 class Orphans(msgspec.Struct, frozen=True):
     """Inconsistencies between artifacts and files.
 
-    `missing` are artifacts ("name@version") whose content is not in the store. `files` are
-    workspace paths that are newer than the first commit and have no artifact of that name.
+    Attributes:
+        missing: Artifacts ("name@version") whose content is not in the store.
+        files: Workspace paths that are newer than the first commit and have no artifact of that
+            name.
     """
 
     missing: list[str]

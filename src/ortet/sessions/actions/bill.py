@@ -29,7 +29,11 @@ _SECOND = "%Y-%m-%dT%H:%M:%S"
 class Bill(msgspec.Struct, frozen=True):
     """One line of a bill: the total of one agent, session, model or day.
 
-    `name` is the display name; `key` of a session is its id.
+    Attributes:
+        key: The agent, the id of the session, the model, or the day.
+        name: The name to show.
+        amounts: Total of each counter.
+        spends: Number of spends.
     """
 
     key: str

@@ -107,7 +107,10 @@ def key_of(row: SessionRow, scope: str, key: str) -> str:
 class Intent(msgspec.Struct, frozen=True):
     """An effect that the caller performs now and then settles.
 
-    If `done` is True, it was performed before under the same key, with this `outcome`.
+    Attributes:
+        effect: The effect.
+        done: True if it was performed before under the same key.
+        outcome: The recorded outcome, if it was performed before.
     """
 
     effect: Effect

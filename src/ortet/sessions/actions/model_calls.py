@@ -19,7 +19,18 @@ _OUTPUT = ("output_tokens", "completion_tokens")
 
 
 class ModelCall(msgspec.Struct, frozen=True):
-    """One model call. `s.accounting.content(call.request)` reads the stored request or response."""
+    """One model call. `s.accounting.content(call.request)` reads the stored request or response.
+
+    Attributes:
+        seq: Number of its event.
+        time: When it was recorded, in ns since 1970.
+        provider: Provider of the model.
+        model: Name of the model.
+        params: Parameters of the call.
+        usage: Usage as the provider reports it.
+        request: The stored request.
+        response: The stored response.
+    """
 
     seq: int
     time: int

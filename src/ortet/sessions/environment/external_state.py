@@ -59,9 +59,12 @@ class RateLimitRow(msgspec.Struct, frozen=True):
 
 
 class Browser(msgspec.Struct, frozen=True):
-    """The open pages and the storage state of a browser. `storage` is None if none was recorded.
+    """The open pages and the storage state of a browser.
 
-    The storage state holds secrets, so it is not printed.
+    Attributes:
+        urls: Addresses of the open pages.
+        storage: Cookies and storage, or None if none were recorded. They hold secrets, so they are
+            not printed.
     """
 
     urls: list[str]

@@ -34,7 +34,13 @@ BRIEFING_TOKENS = 4000
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """The result of a handover: the directory, the files written and the files left unchanged."""
+    """The result of a handover.
+
+    Attributes:
+        directory: The directory.
+        written: Names of the files that were written.
+        unchanged: Names of the files that had the same content already.
+    """
 
     directory: str
     written: list[str]

@@ -45,10 +45,18 @@ _MAX_EPISODE_CHARS = 300
 
 
 class SessionMergeResult(msgspec.Struct, frozen=True):
-    """The result of a merge.
+    """The result of a merge of two sessions.
 
-    `conflicts` are the file conflicts that `favor` settled. `contradictions` are pairs of facts
-    that are both kept. `up_to_date` is True if there was nothing to merge.
+    Attributes:
+        commit: The merge commit, or the head if there was nothing to merge.
+        facts: Facts that were taken over.
+        lessons: Lessons that were taken over.
+        decisions: Decisions that were taken over.
+        artifacts: Artifacts that were taken over.
+        contradictions: Pairs of facts that contradict each other. Both are kept.
+        conflicts: File conflicts that `favor` settled.
+        files: Report of the changed files.
+        up_to_date: True if there was nothing to merge.
     """
 
     commit: CommitInfo

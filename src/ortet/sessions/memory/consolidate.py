@@ -34,7 +34,12 @@ if TYPE_CHECKING:
 class ConsolidationReport(msgspec.Struct, frozen=True):
     """The result of a consolidation.
 
-    `facts` are new. `linked` are pairs of a text and the id of the fact that already says it.
+    Attributes:
+        agent: The agent.
+        episodes: Number of episodes that were processed.
+        facts: New facts.
+        linked: Pairs of a text and the id of the fact that already says it.
+        dry_run: True if nothing was written.
     """
 
     agent: str

@@ -27,7 +27,14 @@ _MAX_LINE_CHARS = 10_000
 
 
 class MemoryDiff(msgspec.Struct, frozen=True):
-    """The differences from one commit to another. Retracted facts have the reason."""
+    """The differences in memory from one commit to another.
+
+    Attributes:
+        learned: Facts that only the newer one believes.
+        given_up: Facts that only the older one believes, with the reason of their end.
+        episodes: Episodes between the two.
+        decisions: Decisions between the two.
+    """
 
     learned: list[Fact]
     given_up: list[Fact]

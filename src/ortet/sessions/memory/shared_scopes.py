@@ -50,13 +50,21 @@ class ScopeRow(msgspec.Struct, frozen=True):
 
 
 class SharedScope(msgspec.Struct):
-    """A shared scope as loaded by this process. It only moves forward."""
+    """A shared scope as loaded by this process. It only moves forward.
+
+    Attributes:
+        name: Name of the scope.
+        mind: The state of the scope.
+        tip: Position of its last event.
+        journal: Id of the stored Journal that ends at `tip`, or b"".
+        line: Its event log, or None if the scope is read as of a commit.
+    """
 
     name: str
     mind: SessionState
     tip: Tip
-    journal: bytes = b""  # Oid of the stored Journal that ends at `tip`, or b""
-    line: EventLog | None = None  # None: as of a commit
+    journal: bytes = b""
+    line: EventLog | None = None
 
     def spans(self, sessions: JournalServices) -> list[TimelineSpan]:
         """Return the timeline spans of the scope, oldest first."""
