@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from tests.fixtures import forked
 from tests.fixtures.commands import Ortet
+from tests.fixtures.editor import PAGE, Editor
 from tests.fixtures.waiting import WAIT, eventually
 
 import ortet as library
@@ -334,3 +335,32 @@ def test_another_user_is_refused(agent: Ortet, work: Path) -> None:
     agent("commit", cwd=work)  # nor is an agent trusted whose place is open to others
     place.chmod(0o700)
     assert told(agent, work)["asked"] == 1
+
+
+def test_a_commit_by_the_agent_has_writes_that_send_no_event(agent: Ortet, work: Path) -> None:
+    file, other = work / "a.txt", agent.home / "other-name"
+    file.write_bytes(b"-" * 2 * PAGE)
+    (work / "b.txt").write_bytes(b"one")
+    agent("commit", "-m", "second", cwd=work)
+
+    def missed() -> list[str]:
+        oid = agent.json("commit", cwd=work)["oid"]
+        names = ("a.txt", "b.txt")
+        stored = {name: agent("show", oid, name, cwd=work).out for name in names}
+        return [name for name in names if stored[name] != (work / name).read_text()]
+
+    assert missed() == []
+    editor = Editor()
+    editor.map(file)
+    for number in range(8):
+        editor.store(file, number % 2 * PAGE, b"store %d" % number, sync=number % 3 == 0)
+        assert [change["path"] for change in agent.json("status", cwd=work)["changes"]] == ["a.txt"]
+        assert missed() == []
+    editor.store(file, 0, b"the last")
+    editor.kill()
+    assert missed() == []
+    os.link(work / "b.txt", other)
+    assert missed() == []
+    other.write_bytes(b"two")
+    assert missed() == []
+    assert told(agent, work)["asked"] > 20, "it did them all"

@@ -32,6 +32,7 @@ from ortet.machines.base import (
 )
 from ortet.machines.capture.frames import DirtyPaths
 from ortet.machines.capture.ignore_rules import IgnoreRules
+from ortet.machines.capture.mmap_writers import mapped_inodes
 from ortet.machines.capture.scanner import ScanResult, scan
 from ortet.machines.capture.stat_index import COARSE_NS, NEVER_RACY, StatIndex, ctime_granularity_ns
 from ortet.machines.dirfd import open_directory, remove_tree, translate_os_error
@@ -197,6 +198,9 @@ class FolderMachine(Machine):
         self._discard_if_swept()
         dirty = self._drain()
         index = self._load_index()
+        mapped = mapped_inodes() if dirty is not None else None
+        if mapped is not None:
+            index.mark_mapped_inodes(mapped)
         if (
             self._last_snapshot
             and dirty is not None
@@ -204,14 +208,14 @@ class FolderMachine(Machine):
         ):
             return self._last_snapshot[0]
         try:
-            result = self._scan(index, dirty)
+            result = self._scan(index, dirty, mapped)
         except NotFound as error:
             if error.kind != "no_object":
                 self._reset_index()  # the directory is gone, and its events are drained
                 raise
             # The index relies on objects that no longer exist: read all files again.
             self._reset_index()
-            result = self._scan(self._load_index(), None)
+            result = self._scan(self._load_index(), None, None)
         except BaseException:
             # The watcher's events are drained, and new entries of the index may not be stored.
             self._reset_index()
@@ -366,7 +370,9 @@ class FolderMachine(Machine):
 
     # Scanning.
 
-    def _scan(self, index: StatIndex, dirty: DirtyPaths | None) -> ScanResult:
+    def _scan(
+        self, index: StatIndex, dirty: DirtyPaths | None, mapped: set[int] | None
+    ) -> ScanResult:
         if self._ctime_margin_ns < 0:
             self._ctime_margin_ns = ctime_granularity_ns(self.path)
         now = self._clock.now_ns()
@@ -382,6 +388,7 @@ class FolderMachine(Machine):
                 rules=self._rules,
                 losses=self._losses,
                 dirty=dirty,
+                mapped=mapped,
                 watch=self._watch,
                 may_fork=self._engine.may_fork,
             )
@@ -391,9 +398,13 @@ class FolderMachine(Machine):
     def _drain(self) -> DirtyPaths | None:
         """Return the changed paths, or None for a full scan.
 
-        A new watch starts with a full scan, so that from then on its events cover all changes.
+        A new watch starts with a full scan, so that from then on its events cover all changes. The
+        second scan is full too: it adds the watches of files.
         """
         dirty = self._watch.drain() if self._watch is not None else None
+        if self._watch is not None and dirty is not None and not self._watch.watch_files:
+            self._watch.watch_files = True
+            return None
         if dirty is None:
             self._unwatch()  # it lost events, perhaps the end of a watch: start a new one
             if self._wants_watch:

@@ -28,9 +28,9 @@ class Setting:
             self.watch.add(fd, path.encode())
             os.close(fd)
 
-    def add_file(self, path: str) -> None:
+    def add_file(self, path: str, *, linked: bool) -> None:
         fd = os.open((self.root / path).parent, os.O_RDONLY | os.O_DIRECTORY)
-        self.watch.add_file(fd, path.encode())
+        self.watch.add_file(fd, path.encode(), linked=linked)
         os.close(fd)
 
     def drain(self) -> DirtyPaths:
@@ -133,7 +133,7 @@ def test_a_directory_removed_and_made_again_is_reported_whole(setting: Setting) 
 def test_a_file_with_another_name_is_watched_itself(setting: Setting, tmp_path: Path) -> None:
     outside = tmp_path.parent / "outside-name"
     os.link(setting.root / "a" / "g", outside)
-    setting.add_file("a/g")
+    setting.add_file("a/g", linked=True)
     setting.drain()
     with outside.open("a") as file:
         file.write("by the other name")
@@ -141,12 +141,57 @@ def test_a_file_with_another_name_is_watched_itself(setting: Setting, tmp_path: 
     outside.unlink()
 
 
-def test_a_file_open_for_writing_is_reported_as_held(setting: Setting) -> None:
+def test_a_file_closed_without_a_write_since_the_last_drain_is_reported_as_closed(
+    setting: Setting,
+) -> None:
     with (setting.root / "f").open("ab", buffering=0) as file:
         file.write(b"x")
-        assert setting.drain().held == {b"f"}
-        assert setting.drain().held == {b"f"}
-    assert setting.drain().held == set()
+        assert setting.drain().closed == set()
+    assert setting.drain().closed == {b"f"}
+    (setting.root / "f").write_bytes(b"written and closed")
+    assert setting.drain().closed == set()
+
+
+def test_a_new_link_of_a_file_is_reported_if_files_are_watched(
+    setting: Setting, tmp_path: Path
+) -> None:
+    outside = tmp_path.parent / "later-name"
+    setting.add_file("a/g", linked=False)
+    os.link(setting.root / "a" / "g", outside)
+    assert setting.names() == {}
+    setting.watch.watch_files = True
+    setting.add_file("a/g", linked=False)
+    outside.unlink()
+    assert setting.names() == {b"a": {b"g"}}
+    os.link(setting.root / "a" / "g", outside)
+    assert setting.names() == {b"a": {b"g"}}
+    outside.unlink()
+
+
+def test_no_more_files_are_watched_than_a_quarter_of_the_limit(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limit = tmp_path.parent / "limit"
+    limit.write_text("7\n")
+    monkeypatch.setattr("ortet.machines.capture.inotify._WATCH_LIMIT_FILE", str(limit))
+    watch = InotifyWatch.open(setting.root)
+    assert watch is not None
+    watch.watch_files = True
+    fd = os.open(setting.root, os.O_RDONLY)
+    for name in ("f", "g"):
+        (setting.root / name).touch()
+        watch.add_file(fd, name.encode(), linked=False)
+    os.close(fd)
+    watch.drain()
+    outside = tmp_path.parent / "limited-name"
+    for name, heard in (("f", {b"": {b"f"}}), ("g", {})):
+        os.link(setting.root / name, outside)
+        dirty = watch.drain()
+        assert dirty is not None and dirty.names == heard
+        outside.unlink()
+        watch.drain()
+    assert watch.broken_reason == ""
+    watch.close()
 
 
 def test_a_queue_overflow_means_that_everything_may_have_changed(setting: Setting) -> None:

@@ -19,12 +19,13 @@ class DirtyPaths(msgspec.Struct, frozen=True):
     Attributes:
         names: Directory (relative, b"" is the root) -> names to compare; None: list it again.
         whole: New directories; everything below them is scanned.
-        held: Paths that were written to and are still open for writing.
+        closed: Files that were closed after being open for writing, without any write before. They
+            may have been written through a memory mapping, so their content is compared.
     """
 
     names: dict[bytes, set[bytes] | None]
     whole: set[bytes] = set()
-    held: set[bytes] = set()
+    closed: set[bytes] = set()
 
 
 class ScanPlan:

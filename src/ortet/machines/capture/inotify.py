@@ -4,9 +4,16 @@ inotify only makes scans faster; the stat index is the truth. There is no thread
 events, and a scan drains them. A scan adds a directory before it lists it. A name created before
 the watch is found by the listing, a later one by an event.
 
-Two kinds of writes are found only by the next full scan. The first are writes through a memory
-mapping before any other event (see `mmap_writers.py`). The second are writes by a hardlink that was
-created and removed between two scans, or that is ignored or outside of the workspace.
+Some writes send no event to the directory of a file:
+
+- Writes through a memory mapping. `mmap_writers.py` finds files that are mapped. A file that is no
+  longer mapped was closed, which sends an event.
+- Writes by another hardlink, outside of the workspace or ignored. Each file has a watch of its own
+  that tells of a new link (`watch_files`); a file with links has one that tells of writes.
+
+Writes that no event and no mapping tells of are found by the next full scan: those of a process
+that unmapped a file and has it still open, and those by a new link of a file that has no watch,
+because there are more files than a quarter of the user's watches.
 """
 
 from __future__ import annotations
@@ -32,8 +39,8 @@ _ONLYDIR, _DONT_FOLLOW, _EXCL_UNLINK = 0x0100_0000, 0x0200_0000, 0x0400_0000
 
 _CHILD_EVENTS = _MODIFY | _ATTRIB | _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
 _DIRECTORY = _CHILD_EVENTS | _MOVE_SELF | _ONLYDIR | _EXCL_UNLINK
-_FILE = _MODIFY | _ATTRIB | _CLOSE_WRITE | _DONT_FOLLOW
-_WRITE_ENDED_EVENTS = _CLOSE_WRITE | _MOVED_FROM | _DELETE
+_LINKED_FILE = _MODIFY | _ATTRIB | _CLOSE_WRITE | _DONT_FOLLOW
+_FILE = _ATTRIB | _DONT_FOLLOW  # tells of a new link; the directory tells of writes
 
 _EVENT = Struct("iIII")
 _READ = 1 << 16
@@ -43,20 +50,28 @@ _LOCAL_FILESYSTEMS = frozenset(
 )
 """File systems on which this kernel sees every change."""
 
+_WATCH_LIMIT_FILE = "/proc/sys/fs/inotify/max_user_watches"
+_FILE_WATCH_SHARE = 4
+"""A workspace takes at most this part of the user's watches for files: editors need watches too."""
+
 
 class InotifyWatch:
     """The watches of one workspace.
 
     `broken_reason` says why the watches do not cover everything; it is empty if they do.
+
+    `watch_files`: watch files with one name too. A scan of everything must follow. These watches
+    take twice the time of a scan, so a workspace that is opened for one commit does without.
     """
 
     def __init__(self, fd: int, libc: ctypes.CDLL) -> None:
+        self.watch_files = False
         self._fd = fd
         self._libc = libc
         self._paths: dict[int, bytes] = {}
         self._dirs: dict[bytes, int] = {}
-        self._files: dict[bytes, int] = {}
-        self._open_for_write: set[bytes] = set()
+        self._files: dict[bytes, dict[bytes, int]] = {}  # by directory and name
+        self._free_file_watches = _max_file_watches()
         self._undrained: DirtyPaths | None = DirtyPaths({})  # None: anything may have changed
         self.broken_reason = ""
         self._pid = os.getpid()
@@ -77,24 +92,49 @@ class InotifyWatch:
 
     def add(self, fd: int, path: bytes) -> None:
         """Watch an open directory under this path."""
-        if path not in self._dirs:
-            self._add(b"/proc/self/fd/%d" % fd, _DIRECTORY, path, self._dirs)
+        if path in self._dirs:
+            return
+        wd = self._add(b"/proc/self/fd/%d" % fd, _DIRECTORY)
+        if wd < 0:
+            self._note_failure(missing_is_known=False)
+        else:
+            self._paths[wd] = path
+            self._dirs[path] = wd
 
-    def add_file(self, fd: int, path: bytes) -> None:
-        """Watch one file in an open directory, so that a write by any of its names is seen."""
-        name = path.rpartition(b"/")[2]
-        self._add(b"/proc/self/fd/%d/%s" % (fd, name), _FILE, path, self._files)
+    def add_file(self, fd: int, path: bytes, *, linked: bool) -> None:
+        """Watch one file in an open directory, so that a write by any of its names is seen.
+
+        A file with one name gets a watch if `watch_files` is set and the limit is not reached.
+        """
+        if not linked and not (self.watch_files and self._free_file_watches > 0):
+            return
+        above, _, name = path.rpartition(b"/")
+        wd = self._add(b"/proc/self/fd/%d/%s" % (fd, name), _LINKED_FILE if linked else _FILE)
+        if wd >= 0:
+            self._free_file_watches -= wd not in self._paths
+            self._paths[wd] = path
+            self._files.setdefault(above, {})[name] = wd
+        elif linked:
+            self._note_failure(missing_is_known=True)
+        elif ctypes.get_errno() == errno.ENOSPC:
+            self._free_file_watches = 0
 
     def remove(self, path: bytes) -> None:
         """Remove the watches of a deleted directory and of everything below it."""
         below = path + b"/"
-        for known in (self._dirs, self._files):
-            for at in [at for at in known if at == path or at.startswith(below)]:
-                wd = known.pop(at)
-                if self._paths.get(wd) == at:
-                    self._libc.inotify_rm_watch(self._fd, wd)
-                    del self._paths[wd]
-        self._open_for_write = {at for at in self._open_for_write if not at.startswith(below)}
+        for at in [at for at in self._dirs if at == path or at.startswith(below)]:
+            self._remove_one(self._dirs.pop(at), at)
+        for above in [at for at in self._files if at == path or at.startswith(below)]:
+            for name, wd in self._files.pop(above).items():
+                self._free_file_watches += self._remove_one(wd, join_path(above, name))
+
+    def _remove_one(self, wd: int, path: bytes) -> bool:
+        """Remove a watch, unless it is known by another path by now."""
+        if self._paths.get(wd) != path:
+            return False
+        self._libc.inotify_rm_watch(self._fd, wd)
+        del self._paths[wd]
+        return True
 
     def drain(self) -> DirtyPaths | None:
         """Return the changes since the last call, or None if anything may have changed."""
@@ -125,7 +165,8 @@ class InotifyWatch:
     def _drain(self) -> DirtyPaths | None:
         if os.getpid() != self._pid:
             return None  # after fork(2) the queue belongs to the parent process
-        dirty = DirtyPaths({}, set(), self._open_for_write)
+        dirty = DirtyPaths({}, set(), set())
+        written: set[bytes] = set()
         everything = bool(self.broken_reason)
         while data := self._read():
             at = 0
@@ -133,7 +174,7 @@ class InotifyWatch:
                 wd, mask, _, length = _EVENT.unpack_from(data, at)
                 name = data[at + 16 : at + 16 + length].rstrip(b"\0")
                 at += 16 + length
-                everything |= self._event(wd, mask, name, dirty)
+                everything |= self._event(wd, mask, name, dirty, written)
         return None if everything else dirty
 
     def _read(self) -> bytes:
@@ -142,8 +183,13 @@ class InotifyWatch:
         except BlockingIOError:
             return b""
 
-    def _event(self, wd: int, mask: int, name: bytes, dirty: DirtyPaths) -> bool:
-        """Add an event to `dirty`. Return True if it means that anything may have changed."""
+    def _event(
+        self, wd: int, mask: int, name: bytes, dirty: DirtyPaths, written: set[bytes]
+    ) -> bool:
+        """Add an event to `dirty`. Return True if it means that anything may have changed.
+
+        `written` collects the files that were written by a call, which changes their times.
+        """
         if mask & (_OVERFLOW | _UNMOUNT):
             return True
         if mask & _IGNORED:
@@ -166,26 +212,41 @@ class InotifyWatch:
             # nothing.
             dirty.whole.add(join_path(path, name))
         elif mask & _MODIFY:
-            self._open_for_write.add(join_path(path, name))
-        elif mask & _WRITE_ENDED_EVENTS:
-            self._open_for_write.discard(join_path(path, name))
+            written.add(join_path(path, name))
+        elif mask & _CLOSE_WRITE and (closed := join_path(path, name)) not in written:
+            dirty.closed.add(closed)
         return False
 
-    def _add(self, place: bytes, mask: int, path: bytes, watches: dict[bytes, int]) -> None:
+    def _add(self, place: bytes, mask: int) -> int:
         wd: int = self._libc.inotify_add_watch(self._fd, place, mask)
-        if wd < 0:
-            code = ctypes.get_errno()
-            if code != errno.ENOENT or watches is self._dirs:  # a missing file already had an event
-                self.broken_reason = os.strerror(code)
-            return
-        self._paths[wd] = path
-        watches[path] = wd
+        return wd
+
+    def _note_failure(self, *, missing_is_known: bool) -> None:
+        """Record that a watch could not be added. A missing file already had an event."""
+        code = ctypes.get_errno()
+        if code != errno.ENOENT or not missing_is_known:
+            self.broken_reason = os.strerror(code)
 
     def _forget(self, wd: int) -> None:
         path = self._paths.pop(wd, None)
-        for known in (self._dirs, self._files):
-            if path is not None and known.get(path) == wd:
-                del known[path]
+        if path is None:
+            return
+        if self._dirs.get(path) == wd:
+            del self._dirs[path]
+            return
+        above, _, name = path.rpartition(b"/")
+        names = self._files.get(above, {})
+        self._free_file_watches += 1
+        if names.get(name) == wd:
+            del names[name]
+
+
+def _max_file_watches() -> int:
+    """Return how many files with one name a workspace may watch."""
+    try:
+        return int(Path(_WATCH_LIMIT_FILE).read_bytes()) // _FILE_WATCH_SHARE
+    except (OSError, ValueError):
+        return 0
 
 
 def _merge_dirty(before: DirtyPaths | None, after: DirtyPaths | None) -> DirtyPaths | None:
@@ -195,7 +256,7 @@ def _merge_dirty(before: DirtyPaths | None, after: DirtyPaths | None) -> DirtyPa
     for path, some in after.names.items():
         known = names.get(path, some)
         names[path] = None if known is None or some is None else known | some
-    return DirtyPaths(names, before.whole | after.whole, after.held)
+    return DirtyPaths(names, before.whole | after.whole, before.closed | after.closed)
 
 
 def _has_state_changes(dirty: DirtyPaths, is_ignored: Callable[[bytes, bool], bool]) -> bool:

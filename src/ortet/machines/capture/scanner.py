@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,6 +46,7 @@ def scan(
     rules: IgnoreRules,
     losses: list[Loss],
     dirty: DirtyPaths | None = None,
+    mapped: Set[int] | None = None,
     watch: ScanWatcher | None = None,
     may_fork: bool = False,
 ) -> ScanResult:
@@ -55,6 +56,9 @@ def scan(
 
     Args:
         dirty: The paths to look at; None means a full scan.
+        mapped: The inodes that processes can write by mmap, if the caller has marked them in the
+            index already. With `dirty` this is required: no event tells of such writes. Otherwise
+            the scan looks for them among the files that it reads.
         watch: The watcher to register scanned directories with.
         may_fork: The process belongs to Ortet alone, so the scan may use fork(2).
         losses: Every known loss of the workspace is appended.
@@ -64,7 +68,7 @@ def scan(
     """
     work = _Scan(objects, trees, index, rules=rules, watch=watch, may_fork=may_fork)
     try:
-        result = work.run(root, dirty)
+        result = work.run(root, dirty, mapped)
     except BaseException:
         index.forget(b"")
         raise
@@ -94,15 +98,17 @@ class _Scan:
         self._ignore_filter = IgnoreFilter(index, rules)
         self._walk = ScanWalk(objects, trees, index, ignore_filter=self._ignore_filter, watch=watch)
 
-    def run(self, root: Path, dirty: DirtyPaths | None) -> ScanResult:
+    def run(self, root: Path, dirty: DirtyPaths | None, mapped: Set[int] | None) -> ScanResult:
         index, walk = self._index, self._walk
+        for path in dirty.closed if dirty is not None else ():
+            index.compare_content(path)
         try:
             with _opened(root) as fd, _gc_paused(index):
                 walk.run(fd, self._first_plan(fd, dirty))
                 if dirty is not None and walk.changed_hardlinks:
                     # inotify sends no event for the other names of a changed file.
                     walk.run(fd, self._plan(self._other_names(walk.changed_hardlinks)))
-                if self._update_mapped(walk.files_read, dirty):
+                if self._update_mapped(walk.files_read, mapped):
                     walk.run(fd, self._plan({}))
         finally:
             walk.close()
@@ -148,19 +154,19 @@ class _Scan:
             found[path] = (found.get(path) or set()) | set(map(os.fsencode, lost))
         return found
 
-    def _update_mapped(self, read: dict[int, ReadJob], dirty: DirtyPaths | None) -> bool:
+    def _update_mapped(self, read: dict[int, ReadJob], mapped: Set[int] | None) -> bool:
         """Mark the files just read that a process has mapped for writing.
 
         Returns True if some of them must be read again.
         """
         index = self._index
-        if dirty is not None and not any(j.mapped or j.path in dirty.held for j in read.values()):
-            return False
-        inodes = mapped_inodes() if read else set()
-        turned = [job for inode, job in read.items() if (inode in inodes) != job.mapped]
-        for job in turned:
-            index.mark_mapped(job.path, not job.mapped)
-        return any(not job.mapped for job in turned)
+        if mapped is None:
+            mapped = mapped_inodes() if read else set()
+        for inode, job in read.items():
+            if job.mapped and inode not in mapped:
+                index.mark_mapped(job.path, False)
+        fresh = {inode for inode, job in read.items() if inode in mapped and not job.mapped}
+        return bool(fresh and index.mark_mapped_files(fresh))
 
 
 @contextmanager

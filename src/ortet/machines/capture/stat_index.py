@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
@@ -22,6 +22,7 @@ from ortet.history.records import TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
 from ortet.machines.base import Loss
+from ortet.machines.dirfd import join_path
 
 # Measures the granularity of ctime: the margin within which a file counts as racy.
 
@@ -72,6 +73,9 @@ MAPPED = 4  # a process writes through a memory mapping, which may not change mt
 
 STAT = Struct("<6Q3q")
 """The saved form of a StatRecord without marks."""
+
+_INODE_OF_STAT = Struct("<8xQ56x")
+"""The inode in the saved form."""
 
 
 def stat_record(st: os.stat_result) -> StatRecord:
@@ -174,6 +178,13 @@ class DirectoryNode:
         assert self.packed is not None
         return os.fsdecode(self.packed.names).split("/") if self.packed.names else []
 
+    def inodes(self) -> Iterator[int]:
+        """Yield the inode of every name. A packed directory stays packed."""
+        if self._stats is not None:
+            return (was[1] for was in self._stats.values())
+        assert self.packed is not None
+        return (inode for (inode,) in _INODE_OF_STAT.iter_unpack(self.packed.stats))
+
     def _unpack(self) -> None:
         names = self.names()
         assert self.packed is not None
@@ -253,6 +264,7 @@ class StatIndex:
         self.links: bytes | None = None  # Oid of the hardlink groups; None: to be computed again
         self.losses: dict[bytes, dict[str, list[Loss]]] = {}  # by directory and name
         self.mapped: set[bytes] = set()  # memory-mapped paths, to be compared at every scan
+        self.foreign_inodes: set[int] = set()  # mapped inodes that are no file of the workspace
         self.horizon = NEVER_RACY
         self.device = 0  # the device of the root, to which `horizon` applies
         self.foreign_horizon = NEVER_RACY  # the horizon on file systems mounted below the root
@@ -281,6 +293,7 @@ class StatIndex:
             above.drop(key)
             self.forget_below(path)
         above.put(key, was)
+        self.foreign_inodes.discard(st.st_ino)
         self.pending.setdefault(parent, {})[name] = entry
 
     def stat_with_marks(self, st: os.stat_result, entry: TreeEntry, mark: int = 0) -> StatRecord:
@@ -300,6 +313,7 @@ class StatIndex:
             self.pending.clear()
             self.losses.clear()
             self.mapped.clear()
+            self.foreign_inodes.clear()
             return
         parent, _, name = path.rpartition(b"/")
         node = self.find(parent)
@@ -309,6 +323,7 @@ class StatIndex:
         if key in node.dirs:
             self.forget_below(path)
         node.drop(key)
+        self.mapped.discard(path)
         self._mark_racy(parent)
         self.links = None
         self.pending.setdefault(parent, {})[name] = None
@@ -429,6 +444,53 @@ class StatIndex:
         above, key = self.find(parent), os.fsdecode(name)
         if above is not None and key in above.stats:
             above.put(key, with_mark(above.stats[key], RACY))
+
+    def compare_content(self, path: bytes) -> None:
+        """Let the next scan that looks at this file read it, even if its stat is unchanged."""
+        parent, _, name = path.rpartition(b"/")
+        node, key = self.find(parent), os.fsdecode(name)
+        if node is not None and key in node.stats:
+            node.put(key, with_mark(node.stats[key], RACY))
+
+    def mark_mapped_inodes(self, inodes: Set[int]) -> None:
+        """Mark the files among `inodes`, all inodes that some process has mapped for writing.
+
+        A file that was marked and is no longer mapped is read one last time.
+        """
+        known: set[int] = set()
+        for path in list(self.mapped):
+            inode = self._inode(path)
+            if inode is None:
+                self.mapped.discard(path)
+            elif inode in inodes:
+                known.add(inode)
+            else:
+                self.compare_content(path)
+        self.foreign_inodes &= inodes
+        fresh = inodes - self.foreign_inodes - known
+        if fresh:
+            self.foreign_inodes |= fresh - self.mark_mapped_files(fresh)
+
+    def mark_mapped_files(self, inodes: Set[int]) -> set[int]:
+        """Mark all names of these inodes as mapped, and return the inodes that have a name."""
+        found: set[int] = set()
+        stack = [(b"", self.root)]
+        while stack:
+            path, node = stack.pop()
+            if not inodes.isdisjoint(node.inodes()):
+                names = [n for n, was in node.stats.items() if was[1] in inodes and not is_dir(was)]
+                for name in names:
+                    found.add(node.stats[name][1])
+                    self.mark_mapped(join_path(path, os.fsencode(name)), True)
+            for name, child in node.dirs.items():
+                stack.append((join_path(path, os.fsencode(name)), child))
+        return found
+
+    def _inode(self, path: bytes) -> int | None:
+        """Return the inode of a name as of the last scan."""
+        parent, _, name = path.rpartition(b"/")
+        node, key = self.find(parent), os.fsdecode(name)
+        return node.stats[key][1] if node is not None and key in node.stats else None
 
     def mark_mapped(self, path: bytes, mapped: bool) -> None:
         """Mark or unmark a file that some process writes through a memory mapping.

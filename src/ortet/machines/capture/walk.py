@@ -46,6 +46,7 @@ from ortet.machines.capture.stat_index import (
     is_unchanged,
     keep_unapplied_metadata,
     marks_of,
+    stat_record,
 )
 from ortet.machines.dirfd import OPEN_DIR_FLAGS, DirFdCache, join_path
 from ortet.objects.base import ObjectStore
@@ -59,7 +60,7 @@ class ScanWatcher(Protocol):
     """The calls by which a watcher learns of everything that was scanned."""
 
     def add(self, fd: int, path: bytes) -> None: ...
-    def add_file(self, fd: int, path: bytes) -> None: ...
+    def add_file(self, fd: int, path: bytes, *, linked: bool) -> None: ...
     def remove(self, path: bytes) -> None: ...
 
 
@@ -232,7 +233,7 @@ class ScanWalk:
             self._process_changes(frame, found)
         self._queue(frame, {sub.name for sub in frame.pending})
         if frame.plan is None:
-            self._watch_hardlinks(frame, frame.node.linked)
+            self._watch_files(frame, frame.node.stats.items())
         if not frame.pending:
             frame.close()
 
@@ -281,18 +282,20 @@ class ScanWalk:
             path = join_path(frame.path, os.fsencode(name))
             self._ignore_filter.record_loss(frame, name, unreadable_loss(path, error))
         if jobs:
-            self._watch_hardlinks(frame, [job.name for job in jobs if job.st.st_nlink > 1])
+            self._watch_files(frame, [(job.name, stat_record(job.st)) for job in jobs])
             for job in jobs:
                 self._record_outcome(frame, read_file_entry(self._objects, frame.fd, job))
 
-    def _watch_hardlinks(self, frame: DirectoryScan, names: Iterable[str]) -> None:
-        """Watch files that have other names.
+    def _watch_files(self, frame: DirectoryScan, files: Iterable[tuple[str, StatRecord]]) -> None:
+        """Watch files that have other names, or could get one.
 
         A write by another name sends no event to this directory.
         """
         if self._watch is not None:
-            for name in names:
-                self._watch.add_file(frame.fd, join_path(frame.path, os.fsencode(name)))
+            for name, was in files:
+                if is_linked(was) or stat.S_ISREG(was[0]):
+                    path = join_path(frame.path, os.fsencode(name))
+                    self._watch.add_file(frame.fd, path, linked=is_linked(was))
 
     def _record_removed(self, frame: DirectoryScan, name: str) -> None:
         if name in frame.node.stats:
@@ -305,6 +308,7 @@ class ScanWalk:
         """Remove a name and everything below it from the index."""
         index, was = self._index, node.stats.get(name, ())
         self.learned_count += 1
+        index.mapped.discard(path)
         if is_linked(was):
             self.changed_hardlinks.add(was[1:3])
             index.links = None
@@ -366,6 +370,7 @@ class ScanWalk:
             self.changed_hardlinks.update({now[1:3], was[1:3] or now[1:3]})
             index.links = None
         node.put(job.name, now)
+        index.foreign_inodes.discard(st.st_ino)
         self.learned_count += 1 + st.st_size // _LARGE_FILE_BYTES
         self.files_read[st.st_ino] = job
         if was[6:8] != now[6:8] or entry != index.entry_of(node, job.raw):
