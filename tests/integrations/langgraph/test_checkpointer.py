@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -15,9 +16,10 @@ from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
-from langgraph.types import Send
+from langgraph.types import Command, Send, interrupt
 
 from ortet.errors import Conflict, Invalid, Refused
 from ortet.hub.hub import Hub
@@ -34,7 +36,7 @@ def checkpoint(values: dict[str, Any], version: int = 1, **more: Any) -> Any:
     return made
 
 
-def put(saver: OrtetSaver, config: RunnableConfig, values: dict[str, Any], version: int = 1) -> Any:
+def put(saver: Any, config: RunnableConfig, values: dict[str, Any], version: int = 1) -> Any:
     made = checkpoint(values, version)
     meta: Any = {"source": "loop", "step": version, "parents": {}}
     return saver.put(config, made, meta, made["channel_versions"])
@@ -75,7 +77,7 @@ def test_any_value_is_returned_like_the_in_memory_saver_returns_it(
 ) -> None:
     other = InMemorySaver()
     config = put(saver, of("t"), ODD)
-    put(other, of("t"), ODD)  # type: ignore[arg-type]
+    put(other, of("t"), ODD)
     wanted = other.get_tuple(of("t"))
     assert wanted is not None
     for reader in (saver, OrtetSaver(hub)):
@@ -326,16 +328,48 @@ def test_a_second_first_checkpoint_of_a_thread_is_refused(
     assert len(list(saver.list(of("t")))) == 1
 
 
-def test_the_first_writes_of_a_task_count(hub: Hub, saver: OrtetSaver) -> None:
-    config = put(saver, of("t"), {"n": 0})
-    saver.put_writes(config, [("a", 1)], "task")
-    OrtetSaver(hub).put_writes(config, [("a", 2)], "task")
-    put(saver, config, {"n": 1}, 2)
-    saver.put_writes(config, [("a", 3), ("b", 4)], "task")  # too late
-    saver.put_writes(config, [("a", 5)], "another")
-    found = saver.get_tuple(of("t", checkpoint_id=config["configurable"]["checkpoint_id"]))
-    assert found is not None
-    assert found.pending_writes == [("another", "a", 5), ("task", "a", 1)]
+def pending_writes(saver: Any, config: RunnableConfig) -> Any:
+    checkpoint = saver.get_tuple(config)
+    assert checkpoint is not None
+    return sorted(checkpoint.pending_writes)
+
+
+def test_the_first_writes_of_a_task_count_as_in_the_savers_of_langgraph(
+    hub: Hub, saver: OrtetSaver
+) -> None:
+    def write(first: Any, second: Any) -> Any:
+        config = put(first, of("t"), {"n": 0})
+        first.put_writes(config, [("a", 1)], "task")
+        second.put_writes(config, [("a", 2)], "task")
+        put(first, config, {"n": 1}, 2)
+        first.put_writes(config, [("a", 3), ("b", 4)], "task")
+        second.put_writes(config, [("a", 5)], "another")
+        return pending_writes(first, config)
+
+    with SqliteSaver.from_conn_string(":memory:") as stock:
+        expected = write(stock, stock)
+    assert write(saver, OrtetSaver(hub)) == expected
+    assert expected == [("another", "a", 5), ("task", "a", 1), ("task", "b", 4)]
+
+
+def test_late_writes_of_a_run_that_was_overtaken_are_ignored(hub: Hub, saver: OrtetSaver) -> None:
+    other = OrtetSaver(hub)
+    put(saver, of("t"), {"n": 0})
+    mine, theirs = saver.get_tuple(of("t")), other.get_tuple(of("t"))
+    assert mine is not None and theirs is not None
+    saver.put_writes(mine.config, [("a", 1)], "task")
+    put(saver, mine.config, {"n": 1}, 2)
+    by_checkpoint_id = of("t", checkpoint_id=theirs.checkpoint["id"])
+    for config in (theirs.config, by_checkpoint_id):
+        other.put_writes(config, [("a", 2), ("b", 2)], "task")
+    assert pending_writes(saver, mine.config) == [("task", "a", 1)]
+    saver.put_writes(mine.config, [("a", 1), ("b", 3)], "task")  # the run that was first
+    assert pending_writes(other, mine.config) == [("task", "a", 1), ("task", "b", 3)]
+    # by its id the checkpoint is run again, by whomever
+    again = other.get_tuple(of("t", checkpoint_id=str(theirs.checkpoint["id"])))
+    assert again is not None
+    other.put_writes(again.config, [("a", 4), ("b", 4), ("c", 4)], "task")
+    assert ("task", "c", 4) in pending_writes(saver, mine.config)
 
 
 # channels that store what was written
@@ -374,6 +408,46 @@ def test_delta_channels_and_pruning(hub: Hub, saver: OrtetSaver) -> None:
     assert "seed" in history["messages"]
     again.invoke({"messages": [HumanMessage("on")]}, of("t"))
     assert len(again.get_state(of("t")).values["messages"]) == 16
+
+
+def joined(log: list[str], several: list[list[str]]) -> list[str]:
+    return [*log, *chain.from_iterable(several)]
+
+
+class Log(TypedDict, total=False):
+    log: Annotated[list[str], DeltaChannel(joined)]
+    extra: Annotated[list[str], DeltaChannel(joined)]
+    flag: bool
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_an_addressed_resume_keeps_what_a_task_writes_to_a_further_channel(
+    hub: Hub, saver: OrtetSaver, durability: Any, elsewhere: bool
+) -> None:
+    def work(state: Log) -> Any:
+        return {"log": ["work"], **({"extra": ["new"]} if state.get("flag") else {})}
+
+    def ask(state: Log) -> Any:
+        return {"log": [interrupt("go on?")]}
+
+    def graph(saver: OrtetSaver) -> Any:
+        builder = StateGraph(Log)
+        for node in (work, ask):
+            builder.add_node(node.__name__, node)
+            builder.add_edge(START, node.__name__)
+        return builder.compile(checkpointer=saver)
+
+    first = graph(saver)
+    first.invoke({"log": ["in"]}, of("t"), durability=durability)
+    paused = first.get_state(of("t")).config
+    first.update_state(of("t"), None)  # so that the checkpoint was continued from
+    second = graph(OrtetSaver(hub)) if elsewhere else first
+    resume: Any = Command(resume="yes", update={"flag": True})
+    result = second.invoke(resume, paused, durability=durability)
+    values = second.get_state(of("t")).values
+    assert result["extra"] == values["extra"] == ["new"]
+    assert sorted(result["log"]) == sorted(values["log"]) == ["in", "work", "yes"]
 
 
 def test_leaving_a_replay_of_delta_channels_drops_its_messages(hub: Hub, saver: OrtetSaver) -> None:

@@ -344,12 +344,18 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
 
         def add(session: Session, thread: GraphThread) -> Callable[[], None]:
             make = ValueEncoder(thread.part_store, self.serde)
+            written_tasks = id_.written_tasks if isinstance(id_, HeadId) else None
+            is_rerun = written_tasks is None or task in written_tasks
             missing = [
                 [index, channel, make.channel(channel, value, None)]
-                for index, channel, value in thread.missing((ns, id_), task, writes)
+                for index, channel, value in thread.missing(
+                    (ns, id_), task, writes, is_rerun=is_rerun
+                )
             ]
             if not missing:
                 return lambda: None
+            if written_tasks is not None:
+                written_tasks.add(task)
             record = (WRITES, {**data, "writes": missing})
             thread_id = config["configurable"]["thread_id"]
             return self._threads.add(session, thread, make, record, thread_id)

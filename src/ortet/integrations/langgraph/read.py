@@ -50,16 +50,18 @@ def build_checkpoint_tuple(
 ) -> CheckpointTuple:
     """Build the checkpoint tuple.
 
-    `id_class` marks its ids as latest (`HeadId`) or past (`PastId`).
+    `id_class` marks its ids as latest (`HeadId`) or past (`PastId`). LangGraph takes the id for
+    `put` from the config, and for `put_writes` from the checkpoint.
     """
+    id_ = id_class(checkpoint.id)
     parent = (
         config_of(thread_id, checkpoint.ns, id_class(checkpoint.parent))
         if checkpoint.parent
         else None
     )
     return CheckpointTuple(
-        config=config_of(thread_id, checkpoint.ns, id_class(checkpoint.id)),
-        checkpoint=_checkpoint(thread, checkpoint, serde),
+        config=config_of(thread_id, checkpoint.ns, id_),
+        checkpoint=_checkpoint(thread, checkpoint, serde, id_),
         metadata=_value(thread, "metadata", checkpoint.meta, serde),
         parent_config=parent,
         pending_writes=[
@@ -70,10 +72,10 @@ def build_checkpoint_tuple(
 
 
 def _checkpoint(
-    thread: GraphThread, saved: StoredCheckpoint, serde: SerializerProtocol
+    thread: GraphThread, saved: StoredCheckpoint, serde: SerializerProtocol, id_: str
 ) -> Checkpoint:
     checkpoint: Any = {key: _value(thread, key, tree, serde) for key, tree in saved.rest.items()}
-    checkpoint["id"] = saved.id
+    checkpoint["id"] = id_
     values = {key: _value(thread, key, tree, serde) for key, tree in saved.values.items()}
     checkpoint["channel_values"] = values
     if (

@@ -6,7 +6,7 @@ New events are applied to it, so the journal is read from the start only once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, writes_sort_key
 from langgraph.constants import START
@@ -33,10 +33,16 @@ class HeadId(str):
     """Id of a checkpoint that was returned as the latest.
 
     A `put` that continues from it is stale if it is no longer the latest. The config carries the id
-    object from `get_tuple` to `put` unchanged.
+    object from `get_tuple` to `put` and `put_writes` unchanged, so `written_tasks` are the tasks
+    whose writes the run that got this id has stored.
     """
 
-    __slots__ = ()
+    written_tasks: set[str]
+
+    def __new__(cls, text: str) -> Self:
+        id_ = super().__new__(cls, text)
+        id_.written_tasks = set()
+        return id_
 
 
 class PastId(str):
@@ -234,18 +240,28 @@ class GraphThread:
         return sorted(writes, key=lambda one: writes_sort_key(one.path, one.task, one.index))
 
     def missing(
-        self, checkpoint_key: CheckpointKey, task: str, writes: Sequence[tuple[str, Any]]
+        self,
+        checkpoint_key: CheckpointKey,
+        task: str,
+        writes: Sequence[tuple[str, Any]],
+        *,
+        is_rerun: bool,
     ) -> Iterable[tuple[int, str, Any]]:
         """Yield the writes of a task that are not stored yet.
 
-        If the checkpoint has a child and the task has already written, further writes are late and
-        are ignored.
+        The first write counts at each position, as in other savers. A task may write more than
+        before, for example when an addressed resume runs it again. `is_rerun` is False for a run
+        that expects to be the first to write. If another run has written for this task and has
+        continued from the checkpoint, those writes are late and are ignored: they would change
+        delta channels of checkpoints that exist.
         """
         known = self._writes.get(checkpoint_key, {})
-        over = self.has_child(*checkpoint_key) and any(
-            key[0] == task and key[1] >= 0 for key in known
+        is_late = (
+            not is_rerun
+            and self.has_child(*checkpoint_key)
+            and any(key[0] == task and key[1] >= 0 for key in known)
         )
         for at, (channel, value) in enumerate(writes):
             index = WRITES_IDX_MAP.get(channel, at)
-            if index < 0 or not (over or (task, index) in known):
+            if index < 0 or not (is_late or (task, index) in known):
                 yield index, channel, value
