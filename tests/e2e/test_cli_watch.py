@@ -20,7 +20,7 @@ from tests.fixtures.commands import Commit, Ortet
 from tests.fixtures.waiting import WAIT, eventually, is_waited_for
 
 import ortet as library
-from ortet.cli.watcher import commit_message
+from ortet.cli.commands.watch import commit_message
 
 _NEVER = "100000"  # seconds in which nothing settles
 

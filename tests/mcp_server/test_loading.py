@@ -27,7 +27,11 @@ def test_only_the_server_loads_the_sdk(project: Project) -> None:
     assert not theirs & loaded(
         project, "from ortet.cli.commands import mcp, hook; from ortet.mcp_server import hooks"
     )
-    assert not theirs & loaded(project, "from ortet.mcp_server import catalogue, resources")
+    tools = "conversation, effects, history, memory, navigation, workspace"
+    assert not theirs & loaded(
+        project,
+        f"from ortet.mcp_server.tools import {tools}; from ortet.mcp_server import resources",
+    )
 
 
 def test_transports_import_does_not_load_the_database(project: Project) -> None:

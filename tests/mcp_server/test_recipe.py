@@ -49,7 +49,7 @@ def test_the_hooks_of_the_recipe_work(project: Project) -> None:
 
 
 def test_every_tool_is_on_the_page() -> None:
-    from ortet.mcp_server.catalogue import TOOLS
+    from ortet.mcp_server.server import TOOLS
 
     table = PAGE.split("## Tools")[1].split("\nThey are")[0]
     named = {word for row in table.splitlines()[3:] for word in re.findall(r"`(\w+)`", row)}

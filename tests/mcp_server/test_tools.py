@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures import forked
 from tests.fixtures.mcp_project import ERAS, WAYS, Agent, Project, drive
 
-from ortet.mcp_server.catalogue import TOOLS
+from ortet.mcp_server.server import TOOLS
 
 SNAPSHOT = Path(__file__).with_name("tools.txt")
 

@@ -1,7 +1,7 @@
 """Model Context Protocol (MCP) server for coding agents: `ortet mcp`.
 
 Start with `transports`, which serves stdio or HTTP, and `server.McpHandlers`, which answers
-requests of the SDK. `catalogue.TOOLS` lists all tools. `context.McpContext` finds the store,
+requests of the SDK. `server.TOOLS` lists all tools. `context.McpContext` finds the store,
 directory and session.
 
 - `tool`: turns a typed function into a tool with schemas. The functions are in `tools/`.

@@ -6,7 +6,6 @@ text or as JSON. The functions of `output` format values, and make text safe for
 - `output`: formats and prints lines, tables, JSON and errors.
 - `pager`: sends long output to the user's pager.
 - `progress`: draws a progress bar while slow work runs.
-- `swarm_table`: draws the state of a running swarm.
 - `attached`: connects the terminal of the user to a shell in a machine.
 
 Invariants:

@@ -2,7 +2,7 @@
 
 Start with `workspace`: status, commit, run and fork. A tool is a function with the decorator
 `tool(...)` of `ortet.mcp_server.tool`; its first parameter is the `McpContext`. It must also be
-listed in `ortet.mcp_server.catalogue`, in the order in which clients show tools.
+listed in `ortet.mcp_server.server.TOOLS`, in the order in which clients show tools.
 
 - `workspace`, `history`, `navigation`: files and commits; log and diff; restore, rewind, undo,
   redo.

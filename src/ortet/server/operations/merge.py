@@ -18,9 +18,8 @@ from ortet.journal.state.records import Artifact, Decision, Fact
 from ortet.machines.base import Report
 from ortet.server.auth.host_access import FORK_PARTS, check_move_access
 from ortet.server.auth.tokens import Caller
-from ortet.server.moved import MoveOutcome, restore_info
 from ortet.server.operations.history import resolve_ref
-from ortet.server.operations.navigation import Times
+from ortet.server.operations.navigation import MoveOutcome, Times, restore_info
 from ortet.server.operations.registry import operation
 from ortet.server.operations.sessions import Listed, session_summary
 from ortet.server.schemas import OperationRequest, Ref
