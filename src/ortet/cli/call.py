@@ -159,11 +159,11 @@ class CliCall:
         pointer = self.pointer()
         if pointer is None:
             raise _no_workspace(self.cwd)
-        said = self._pointer_workspace(pointer)
-        located = self.hub.workspaces.locate(said or "", pointer.directory)
+        named = self._pointer_workspace(pointer)
+        located = self.hub.workspaces.locate(named or "", pointer.directory)
         workspace = self._cached_workspace(located) if located else None
-        workspace = workspace or self.hub.workspaces.reopen(said or "", pointer.directory)
-        if writes and said is not None and workspace.name != said:
+        workspace = workspace or self.hub.workspaces.reopen(named or "", pointer.directory)
+        if writes and named is not None and workspace.name != named:
             from ortet.config.pointer_file import write_pointer
 
             write_pointer(pointer.directory, self.hub.url, workspace.name)
@@ -220,8 +220,8 @@ class CliCall:
             return self._branch_without_pointer()
         if row := self._locate_row(pointer):
             return row.name
-        said = self._pointer_workspace(pointer)  # the workspace was dropped, but its branch remains
-        return said if said and self.hub.refs.get(said) else None
+        name = self._pointer_workspace(pointer)  # the workspace was dropped, but its branch remains
+        return name if name and self.hub.refs.get(name) else None
 
     def _branch_without_pointer(self) -> str | None:
         """Return the branch of a directory that a program made a workspace.
@@ -352,11 +352,11 @@ def verb(
 
     def wrapped(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
-        def begin(call: CliCall, *given: Any, **options: Any) -> None:
+        def begin(call: CliCall, *arguments: Any, **options: Any) -> None:
             path = click.get_current_context().command_path
             call.output.begin_command(path)
             with call.timed(path.partition(" ")[2]):
-                function(call, *given, **options)
+                function(call, *arguments, **options)
 
         return click.pass_obj(begin)
 

@@ -44,12 +44,15 @@ def import_transcripts(call: CliCall, options: ImportOptions) -> None:
     if options.name is not None and len(chosen) > 1:
         raise Invalid("bad_usage", f"{len(chosen)} transcripts cannot have one name: leave it out")
     hub = call.open_hub(create=True)
-    found: list[ImportResult] = []
+    results: list[ImportResult] = []
     with call.output.progress("import") as progress:
-        for number, place in enumerate(chosen):
+        for number, transcript in enumerate(chosen):
             progress(number, len(chosen))
-            for path in (Path(place.path), *locate.agents_of(options.tool, Path(place.path))):
-                found += import_transcript(
+            for path in (
+                Path(transcript.path),
+                *locate.agents_of(options.tool, Path(transcript.path)),
+            ):
+                results += import_transcript(
                     hub,
                     options.tool,
                     path,
@@ -58,11 +61,11 @@ def import_transcripts(call: CliCall, options: ImportOptions) -> None:
                     dry_run=options.dry_run,
                 )
     data = {
-        "sessions": [render.fields(one) for one in found],
+        "sessions": [render.fields(one) for one in results],
         "others": [render.fields(one) for one in others],
         "dry_run": options.dry_run,
     }
-    call.output.emit(data, [*_lines(found, dry_run=options.dry_run), *_other_lines(others)])
+    call.output.emit(data, [*_lines(results, dry_run=options.dry_run), *_other_lines(others)])
 
 
 def _choose_transcripts(
@@ -72,17 +75,17 @@ def _choose_transcripts(
     if options.path is not None:
         if options.everything:
             raise Invalid("bad_usage", "FILE and --all exclude each other: leave one out")
-        found = locate.transcripts_at(options.tool, Path(options.path))
-        if not found:
+        chosen = locate.transcripts_at(options.tool, Path(options.path))
+        if not chosen:
             raise NotFound("no_transcript", f"there is no transcript in {options.path}")
-        return found, []
+        return chosen, []
     root = locate.default_directory(options.tool)
     every = locate.find_transcripts(options.tool, root)
     if options.everything:
         return every, []
-    here = locate.filter_by_directory(options.tool, every, call.cwd)
-    if here:
-        return here[:1], here[1:]
+    in_directory = locate.filter_by_directory(options.tool, every, call.cwd)
+    if in_directory:
+        return in_directory[:1], in_directory[1:]
     if not call.output.json:
         call.output.emit(None, _table(every))
     raise NotFound(
@@ -93,38 +96,42 @@ def _choose_transcripts(
     )
 
 
-def _lines(found: Sequence[ImportResult], *, dry_run: bool) -> Iterator[str]:
-    for one in found:
+def _lines(results: Sequence[ImportResult], *, dry_run: bool) -> Iterator[str]:
+    for result in results:
         verb = "would be taken in" if dry_run else "taken in"
-        yield f"{render.safe(one.name)}: {one.added} of {_counted(one)} {verb}"
-        if one.parent:
-            yield f"  of {render.safe(one.parent)}"
-        told = [
+        yield f"{render.safe(result.name)}: {result.added} of {_counted(result)} {verb}"
+        if result.parent:
+            yield f"  of {render.safe(result.parent)}"
+        counts = [
             render.plural(count, noun)
             for count, noun in (
-                *((one.messages, "message"), (one.thoughts, "thought"), (one.deeds, "effect")),
-                (len(one.files), "file"),
+                *(
+                    (result.messages, "message"),
+                    (result.thoughts, "thought"),
+                    (result.deeds, "effect"),
+                ),
+                (len(result.files), "file"),
             )
             if count
         ]
-        if told:
-            yield f"  {', '.join(told)}"
-        for path in one.files[:_MAX_SHOWN]:
+        if counts:
+            yield f"  {', '.join(counts)}"
+        for path in result.files[:_MAX_SHOWN]:
             yield f"  changed {render.safe(path)}"
-        if len(one.files) > _MAX_SHOWN:
-            yield f"  and {len(one.files) - _MAX_SHOWN} more"
-        if one.unknown:
-            how = "it is" if one.unknown == 1 else "they are"
-            yield f"  {render.plural(one.unknown, 'line')} not understood, kept as {how}"
-        if one.rest:
+        if len(result.files) > _MAX_SHOWN:
+            yield f"  and {len(result.files) - _MAX_SHOWN} more"
+        if result.unknown:
+            how = "it is" if result.unknown == 1 else "they are"
+            yield f"  {render.plural(result.unknown, 'line')} not understood, kept as {how}"
+        if result.rest:
             yield (
-                f"  its last line is not whole yet ({render.format_size(one.rest)}): import it "
+                f"  its last line is not whole yet ({render.format_size(result.rest)}): import it "
                 "again"
             )
 
 
-def _counted(one: ImportResult) -> str:
-    return render.plural(one.lines, "line")
+def _counted(result: ImportResult) -> str:
+    return render.plural(result.lines, "line")
 
 
 def _other_lines(others: Sequence[TranscriptFile]) -> list[str]:
@@ -133,12 +140,12 @@ def _other_lines(others: Sequence[TranscriptFile]) -> list[str]:
     return [f"{render.plural(len(others), 'older transcript')} of this directory:", *_table(others)]
 
 
-def _table(found: Sequence[TranscriptFile]) -> list[str]:
+def _table(files: Sequence[TranscriptFile]) -> list[str]:
     rows = [
         (render.format_time(one.changed), render.format_size(one.size), render.safe(one.path))
-        for one in found[:_MAX_SHOWN]
+        for one in files[:_MAX_SHOWN]
     ]
-    more = [f"and {len(found) - _MAX_SHOWN} more"] if len(found) > _MAX_SHOWN else []
+    more = [f"and {len(files) - _MAX_SHOWN} more"] if len(files) > _MAX_SHOWN else []
     return [*render.table(rows), *more]
 
 
@@ -168,8 +175,8 @@ def export_session(
             sys.stdout.write(f"{text}\n")
         return
     _write(Path(output), text)
-    told = {"session": view.id, "format": format, "path": str(Path(output).absolute())}
-    call.output.emit(told, [f"{render.safe(view.name)} -> {render.safe(output)}"])
+    summary = {"session": view.id, "format": format, "path": str(Path(output).absolute())}
+    call.output.emit(summary, [f"{render.safe(view.name)} -> {render.safe(output)}"])
 
 
 def _export_messages(view: SessionReader, format: Any, whole: bool) -> Any:

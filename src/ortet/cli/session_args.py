@@ -96,11 +96,11 @@ def _match_session(call: CliCall, word: str | None) -> SessionRow:
         [row for row in rows if row.agent == agent and row.name == rest],
         [row for row in rows if len(word) >= _MIN_ID_DIGITS and row.id.startswith(word)],
     )
-    for found in ways:
-        if len(found) == 1:
-            return found[0]
-        if found:
-            names = ", ".join(f"{row.agent}/{row.name}" for row in found[:5])
+    for matching in ways:
+        if len(matching) == 1:
+            return matching[0]
+        if matching:
+            names = ", ".join(f"{row.agent}/{row.name}" for row in matching[:5])
             raise Conflict("ambiguous", f"{word!r} may be {names}: say which of them")
     raise NotFound("no_session", f"there is no session {word!r}: `ortet session ls` lists them")
 
@@ -163,13 +163,13 @@ def match_id(ids: Iterable[str], word: str) -> str:
     known = set(ids)
     if word in known:
         return word
-    found = {id_ for id_ in known if id_.startswith(word) or id_.endswith(word)}
-    if len(word) < _MIN_ID_DIGITS or not found:
+    matching = {id_ for id_ in known if id_.startswith(word) or id_.endswith(word)}
+    if len(word) < _MIN_ID_DIGITS or not matching:
         return ""
-    if len(found) > 1:
-        shown = ", ".join(sorted(map(id_suffix, found))[:5])
+    if len(matching) > 1:
+        shown = ", ".join(sorted(map(id_suffix, matching))[:5])
         raise Conflict("ambiguous", f"{word!r} may be {shown}: give more digits")
-    return found.pop()
+    return matching.pop()
 
 
 def id_suffix(id_: str) -> str:
@@ -252,10 +252,10 @@ def read_text(path: str) -> str:
 
 def text_or_stdin(text: str | None) -> str:
     """Return the text of an argument, or of standard input if it is missing or -."""
-    found = read_text("-") if text in (None, "-") else as_text(text)
-    if not found:
+    content = read_text("-") if text in (None, "-") else as_text(text)
+    if not content:
         raise Invalid("bad_usage", "the text is empty: give TEXT, or write it to standard input")
-    return found
+    return content
 
 
 def parse_value(text: str) -> Any:

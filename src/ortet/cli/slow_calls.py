@@ -57,12 +57,12 @@ def slowest(root: Path) -> list[SlowCall]:
     """Return the recorded calls of the last week, slowest first."""
     since = time.time_ns() - _KEEP_DAYS * 86_400 * 1_000_000_000
     try:
-        found = msgspec.json.decode(
+        calls = msgspec.json.decode(
             (root / SLOW_CALLS_FILE).read_bytes(), type=thread_safe_struct(list[SlowCall])
         )
     except (OSError, msgspec.DecodeError):  # the file is only informative
         return []
-    return sorted((one for one in found if one.time > since), key=_order)
+    return sorted((one for one in calls if one.time > since), key=_order)
 
 
 @contextmanager
@@ -86,5 +86,5 @@ class Timing:
     session: str = ""
 
 
-def _order(one: SlowCall) -> float:
-    return -one.ms
+def _order(call: SlowCall) -> float:
+    return -call.ms

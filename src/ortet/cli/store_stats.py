@@ -97,18 +97,18 @@ def _tree_size(hub: Hub, root: TreeEntry, limit: int) -> tuple[int, int]:
 
 def directory_sizes(root: Path) -> tuple[dict[str, int], bool]:
     """Return bytes on this disk by purpose, and True if all files were counted."""
-    found: dict[str, int] = {}
-    left = _MAX_FILES
-    for name, place in _DIRECTORIES:
+    sizes: dict[str, int] = {}
+    files_left = _MAX_FILES
+    for name, folder in _DIRECTORIES:
         size = 0
-        for one in _file_sizes(root / place):
-            if left <= 0:
+        for file_size in _file_sizes(root / folder):
+            if files_left <= 0:
                 break
-            left -= 1
-            size += one
-        found[name] = size
-    found["catalog"] = sum(_size(path) for path in root.glob("catalog.db*"))
-    return found, left > 0
+            files_left -= 1
+            size += file_size
+        sizes[name] = size
+    sizes["catalog"] = sum(_size(path) for path in root.glob("catalog.db*"))
+    return sizes, files_left > 0
 
 
 def _file_sizes(directory: Path) -> Iterator[int]:
@@ -124,12 +124,12 @@ def _file_sizes(directory: Path) -> Iterator[int]:
     while todo:
         try:
             with os.scandir(todo.pop()) as names:
-                for one in names:
+                for entry in names:
                     with suppress(OSError):
-                        stat = one.stat(follow_symlinks=False)
-                        if one.is_dir(follow_symlinks=False):
+                        stat = entry.stat(follow_symlinks=False)
+                        if entry.is_dir(follow_symlinks=False):
                             if stat.st_dev == device:
-                                todo.append(Path(one.path))
+                                todo.append(Path(entry.path))
                         else:
                             yield stat.st_blocks * 512
         except OSError:

@@ -70,14 +70,14 @@ def create(
     from ortet.server.session_pool.tenants import check_tenant
 
     seconds = None if days is None else days * 86400
-    made, row = _tokens(call, create=True).create(
+    token, row = _tokens(call, create=True).create(
         name, allow, tenant=check_tenant(tenant), agents=agents, seconds=seconds, raw=not no_raw
     )
     until = f" until {output.format_time(row.expires)}" if row.expires else ""
-    told = [made, f"token {row.id} allows {allow}{until}; it is not shown again"]
+    lines = [token, f"token {row.id} allows {allow}{until}; it is not shown again"]
     if call.output.quiet and not call.output.json:
-        click.echo(made)  # print it even with -q: it cannot be shown again
-    call.output.emit({"token": made, **public_fields(row)}, told)
+        click.echo(token)  # print it even with -q: it cannot be shown again
+    call.output.emit({"token": token, **public_fields(row)}, lines)
 
 
 @verb()

@@ -46,9 +46,9 @@ def effects(call: CliCall, session: str | None, *, unsettled: bool) -> None:
       ortet effects fix-42 --unsettled
     """
     view = read_session(call, session)
-    found = unsettled_effects(call, view) if unsettled else view.effects()
+    selected = unsettled_effects(call, view) if unsettled else view.effects()
     call.output.emit(
-        [output.fields(effect) for effect in found], call.output.table(map(_cells, found))
+        [output.fields(effect) for effect in selected], call.output.table(map(_cells, selected))
     )
 
 
@@ -97,7 +97,9 @@ def act_ls(call: CliCall, session: str | None, *, state: str | None) -> None:
     """
     if state not in (None, "begun", "done", "failed", "unsettled"):
         raise Invalid("bad_state", f"--state {state!r}: give begun, done, failed or unsettled")
-    found = [one for one in _actions(read_session(call, session)) if state in (None, one["state"])]
+    selected = [
+        one for one in _actions(read_session(call, session)) if state in (None, one["state"])
+    ]
     rows = [
         (
             id_suffix(one["id"]),
@@ -106,20 +108,20 @@ def act_ls(call: CliCall, session: str | None, *, state: str | None) -> None:
             _called(one),
             _outcome(one),
         )
-        for one in found
+        for one in selected
     ]
-    call.output.emit(found, call.output.table(rows))
+    call.output.emit(selected, call.output.table(rows))
 
 
 def _actions(view: SessionReader) -> list[dict[str, Any]]:
     """Return each effect on this timeline, with the data of its events."""
     from ortet.integrations._shared.actions import actions_of
 
-    found = []
-    for one in actions_of(view):
-        told = output.fields(one)
-        found.append({**output.fields(told.pop("effect")), **told})
-    return found
+    rows = []
+    for action in actions_of(view):
+        fields = output.fields(action)
+        rows.append({**output.fields(fields.pop("effect")), **fields})
+    return rows
 
 
 def _called(action: dict[str, Any]) -> str:
@@ -129,9 +131,9 @@ def _called(action: dict[str, Any]) -> str:
 
 
 def _outcome(action: dict[str, Any]) -> str:
-    found = action["error"] or (None if action["outcome"] is None else action["outcome"])
+    value = action["error"] or (None if action["outcome"] is None else action["outcome"])
     why = f"({output.title(action['why'])})" if action["why"] else ""
-    text = "" if found is None else f"-> {output.title(str(found))}"
+    text = "" if value is None else f"-> {output.title(str(value))}"
     return f"{text}  {why}".strip()
 
 
@@ -191,13 +193,15 @@ def waiting(call: CliCall, session: str | None, *, all_: bool) -> None:
         known = _approvals(call, session)
         pairs = [pair for pair in known if all_ or pair[1].state == "asked"]
     lines: list[str] = []
-    for row, one in pairs:
-        lines.append(f"{id_suffix(one.id)}  {one.state:<6}  {row.name}  {output.title(one.what)}")
-        if one.why:
-            lines.append(f"          {'':<6}  asked because: {output.title(one.why)}")
-        if one.by:
-            because = f": {output.title(one.because)}" if one.because else ""
-            lines.append(f"          {'':<6}  {one.state} by {output.safe(one.by)}{because}")
+    for row, approval in pairs:
+        what = output.title(approval.what)
+        lines.append(f"{id_suffix(approval.id)}  {approval.state:<6}  {row.name}  {what}")
+        if approval.why:
+            lines.append(f"          {'':<6}  asked because: {output.title(approval.why)}")
+        if approval.by:
+            because = f": {output.title(approval.because)}" if approval.because else ""
+            by = output.safe(approval.by)
+            lines.append(f"          {'':<6}  {approval.state} by {by}{because}")
     call.output.emit([_approval_data(*pair) for pair in pairs], lines or ["nothing waits"])
 
 
@@ -262,19 +266,19 @@ def _answer_approval(
 
     known = _approvals(call, session)
     id_ = match_id((one.id for _, one in known), approval)
-    found = [(row, one) for row, one in known if one.id == id_]
-    if not found:
+    matching = [(row, one) for row, one in known if one.id == id_]
+    if not matching:
         raise NotFound(
             "no_approval",
             f"nothing waits for approval {approval!r}: `ortet act waiting` lists them",
         )
-    if len(found) > 1:  # forks have the open approvals of their parent
-        names = ", ".join(row.name for row, _ in found[:5])
+    if len(matching) > 1:  # forks have the open approvals of their parent
+        names = ", ".join(row.name for row, _ in matching[:5])
         raise Conflict("ambiguous", f"{approval!r} is asked for by {names}: say which with -s")
-    ((row, _),) = found
-    now = answer_approval(call.hub, row.id, id_, by=as_text(by), ok=ok, why=as_text(why))
-    line = f"{'approved' if ok else 'denied'} for {row.name}: {output.title(now.what)}"
-    call.output.emit(_approval_data(row, now), [line])
+    ((row, _),) = matching
+    answered = answer_approval(call.hub, row.id, id_, by=as_text(by), ok=ok, why=as_text(why))
+    line = f"{'approved' if ok else 'denied'} for {row.name}: {output.title(answered.what)}"
+    call.output.emit(_approval_data(row, answered), [line])
 
 
 @verb()

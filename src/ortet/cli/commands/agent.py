@@ -94,8 +94,8 @@ def _store(call: CliCall) -> Path:
 
 def _status_lines(info: dict[str, Any]) -> Iterator[str]:
     age = int(time.time() - info["began"])
-    asked = output.plural(info["asked"], "request")
-    yield f"running as {info['pid']} for {age} s, {asked}"
+    requests = output.plural(info["asked"], "request")
+    yield f"running as {info['pid']} for {age} s, {requests}"
     for worker in info["workers"]:
         live = output.plural(len(worker["live"]), "live machine") if worker["live"] else "watched"
         busy = f", doing {output.safe(worker['busy'])}" if worker["busy"] else ""

@@ -88,13 +88,13 @@ def add(
     about: dict[str, Any] = {"kind": as_text(kind), "media": media, "why": as_text(why)}
     about["allow_secrets"] = allow_secrets
     if link:
-        made = opened.artifact(as_text(name or ""), link=link, **about)
+        record = opened.artifact(as_text(name or ""), link=link, **about)
     elif name is not None:
-        made = opened.artifact(as_text(name), data=_content(path or "-"), **about)
+        record = opened.artifact(as_text(name), data=_content(path or "-"), **about)
     else:
         where = os.path.abspath(path or "") if row.path else path or ""
-        made = opened.artifact(where, **about)
-    call.output.emit(render.fields(made), [f"{_label(made)}, {_size(made)}"])
+        record = opened.artifact(where, **about)
+    call.output.emit(render.fields(record), [f"{_label(record)}, {_size(record)}"])
 
 
 def _content(path: str) -> bytes:
@@ -116,14 +116,16 @@ def artifact_ls(call: CliCall, session: str | None, *, all_: bool) -> None:
     Example:
       ortet artifact ls fix-42 --all
     """
-    found = read_session(call, session).artifacts()
+    listed = read_session(call, session).artifacts()
     if not all_:
-        found = list({one.name: one for one in sorted(found, key=lambda one: one.version)}.values())
+        listed = list(
+            {one.name: one for one in sorted(listed, key=lambda one: one.version)}.values()
+        )
     rows = [
         (_label(one), _size(one), render.format_time(one.time), render.safe(one.kind or one.media))
-        for one in found
+        for one in listed
     ]
-    call.output.emit([render.fields(one) for one in found], call.output.table(rows))
+    call.output.emit([render.fields(one) for one in listed], call.output.table(rows))
 
 
 @verb("show")
@@ -137,21 +139,21 @@ def artifact_show(call: CliCall, name: str, *, session: str | None) -> None:
       ortet artifact show report.md -s fix-42
     """
     view = read_session(call, session)
-    found = view.artifact_store.lineage(*_split_version(view, name))
-    made, action = found.artifact, found.action
+    lineage = view.artifact_store.lineage(*_split_version(view, name))
+    record, action = lineage.artifact, lineage.action
     lines = [
-        f"{_label(made)}, {_size(made)}, {made.media}",
-        *([f"link    {render.safe(made.link)}"] if made.link else []),
-        f"made    {render.format_time(made.time)}, event {made.seq}",
+        f"{_label(record)}, {_size(record)}, {record.media}",
+        *([f"link    {render.safe(record.link)}"] if record.link else []),
+        f"made    {render.format_time(record.time)}, event {record.seq}",
         *(
             [f"by      {action.name}, action {id_suffix(action.id)}, {action.state}"]
             if action
             else []
         ),
-        *([f"because {render.title(found.why)}"] if found.why else []),
-        *([f"content {made.oid}"] if made.oid else []),
+        *([f"because {render.title(lineage.why)}"] if lineage.why else []),
+        *([f"content {record.oid}"] if record.oid else []),
     ]
-    call.output.emit(found, lines)
+    call.output.emit(lineage, lines)
 
 
 @verb()
@@ -168,16 +170,16 @@ def get(call: CliCall, name: str, *, output: str | None, session: str | None) ->
       ortet artifact get report.md@1 -s fix-42 -o old.md
     """
     view = read_session(call, session)
-    found = view.artifact_store.lineage(*_split_version(view, name)).artifact
-    data = view.artifact_store.artifact_data(found.name, found.version)
+    record = view.artifact_store.lineage(*_split_version(view, name)).artifact
+    data = view.artifact_store.artifact_data(record.name, record.version)
     if output is not None:
         Path(output).write_bytes(data)
         call.output.emit(
-            {**render.fields(found), "path": os.path.abspath(output)},
-            [f"{_label(found)} -> {render.safe(output)}"],
+            {**render.fields(record), "path": os.path.abspath(output)},
+            [f"{_label(record)} -> {render.safe(output)}"],
         )
     elif call.output.json:
-        call.output.emit({**render.fields(found), "content": data})
+        call.output.emit({**render.fields(record), "content": data})
     elif not call.output.quiet:
         try:
             sys.stdout.buffer.write(data)
@@ -197,10 +199,10 @@ def orphans(call: CliCall, session: str | None) -> None:
     Example:
       ortet artifact orphans fix-42
     """
-    found = open_session(call, session).artifact_store.orphans()
-    lines = [f"lost  {render.safe(one)}" for one in found.missing]
-    lines += [f"file  {render.safe(one)}" for one in found.files]
-    call.output.emit(found, lines or ["none"])
+    paths = open_session(call, session).artifact_store.orphans()
+    lines = [f"lost  {render.safe(one)}" for one in paths.missing]
+    lines += [f"file  {render.safe(one)}" for one in paths.files]
+    call.output.emit(paths, lines or ["none"])
 
 
 for _command in (add, artifact_ls, artifact_show, get, orphans):

@@ -44,12 +44,12 @@ def attach(call: CliCall, machine: str | None, shell: str) -> None:
     from ortet.workspaces.programs import check_job
 
     attached.check_terminal()
-    one = machines.find_or_start(call, machine)
-    job = _find_or_start_shell(one, check_job(shell))
-    call.output.note(f"{one.name}, shell {shell}: control-] or ~. leaves it running")
+    live = machines.find_or_start(call, machine)
+    job = _find_or_start_shell(live, check_job(shell))
+    call.output.note(f"{live.name}, shell {shell}: control-] or ~. leaves it running")
     code = attached.attach(job)
     if code is None:
-        call.output.note(f"left {one.name}: `ortet attach {one.name}` comes back")
+        call.output.note(f"left {live.name}: `ortet attach {live.name}` comes back")
     else:
         call.output.note(f"the shell ended with {code}")
         call.output.exit_code = code
@@ -59,14 +59,14 @@ def _find_or_start_shell(machine: LiveMachineInfo, name: str) -> Job:
     from ortet.cli.terminal import attached
     from ortet.machines.command import build_environment
 
-    ask = machine.connect()
-    for job in ask.jobs():
+    client = machine.connect()
+    for job in client.jobs():
         if job.name == name and job.code is None:
             if job.tty is None:
                 raise Conflict("not_a_shell", f"{name!r} is no shell: `ortet logs {name}` shows it")
-            return ask.job(name)
+            return client.job(name)
     mark = os.urandom(8).hex()
-    return ask.spawn(
+    return client.spawn(
         name,
         _SHELL,
         kind="shell",
@@ -99,16 +99,16 @@ def cp(call: CliCall, source: str, target: str) -> None:
     if target == "-":
         raise Invalid("bad_usage", "to print a file: `ortet run -w NAME cat PATH`")
     if inner is not None:
-        one = machines.require_live(call, inner[0])
-        copied = _copy_out(one.connect(), os.path.join(one.directory, inner[1]), Path(target))
+        live = machines.require_live(call, inner[0])
+        copied = _copy_out(live.connect(), os.path.join(live.directory, inner[1]), Path(target))
     else:
         assert outer is not None
-        one = machines.require_live(call, outer[0])
+        live = machines.require_live(call, outer[0])
         copied = _copy_in(
-            one.connect(), Path(source), os.path.join(one.directory, outer[1]), outer[1]
+            live.connect(), Path(source), os.path.join(live.directory, outer[1]), outer[1]
         )
     files = output.plural(copied, "entry").replace("entrys", "entries")
-    call.output.emit({"machine": one.name, "copied": copied}, [f"copied {files}"])
+    call.output.emit({"machine": live.name, "copied": copied}, [f"copied {files}"])
 
 
 def _split_machine_path(text: str) -> tuple[str, str] | None:

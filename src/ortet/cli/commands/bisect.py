@@ -156,14 +156,14 @@ def run(
     state = _initial_state(call, good, bad) if good else load_search(call.hub, row).state
     words = command[0] if len(command) == 1 else list(command)
     steps: list[BisectStep] = []
-    for found in search_with_command(call.hub, row, state, command=words, timeout=timeout):
-        if isinstance(found, BisectResult):
+    for step in search_with_command(call.hub, row, state, command=words, timeout=timeout):
+        if isinstance(step, BisectResult):
             if not good:
                 end_search(call.hub, row)
-            _print_result(call, found, steps)
+            _print_result(call, step, steps)
         else:
-            steps.append(found)
-            call.output.note(_step_line(call, found))
+            steps.append(step)
+            call.output.note(_step_line(call, step))
 
 
 def _initial_state(call: CliCall, good: tuple[str, ...], bad: str) -> BisectState:
@@ -196,8 +196,8 @@ def _print_result(call: CliCall, result: BisectResult, steps: list[BisectStep]) 
         "suspects": result.suspects,
         "steps": steps,
     }
-    found = [call.hub.show(oid) for oid in result.suspects]
-    lines = [f"{output.short_id(info.oid)} {output.title(info.message)}" for info in found]
+    suspects = [call.hub.show(oid) for oid in result.suspects]
+    lines = [f"{output.short_id(info.oid)} {output.title(info.message)}" for info in suspects]
     head = "the first bad commit is" if result.first_bad else "the first bad commit is one of"
     call.output.emit(data, [head, *(f"  {line}" for line in lines)])
 
@@ -235,12 +235,12 @@ def open_bisect(hub: Hub, state: BisectState) -> Bisect:
 
 def load_search(hub: Hub, row: WorkspaceRow) -> BisectSearch:
     """Return the search of a workspace. Raises NotFound("no_bisect") if there is none."""
-    found = hub.catalog.row(BISECT_ROW_KIND, row.name)
-    if found is None:
+    stored = hub.catalog.row(BISECT_ROW_KIND, row.name)
+    if stored is None:
         raise NotFound(
             "no_bisect", "no bisect search is running: `ortet bisect start --good REF` begins one"
         )
-    return decode(BisectSearch, found.value)
+    return decode(BisectSearch, stored.value)
 
 
 def is_running(hub: Hub, row: WorkspaceRow) -> bool:

@@ -67,14 +67,14 @@ def budget(
 
 
 def _raised(view: SessionReader, more: dict[str, float | None]) -> dict[str, float]:
-    limits, found = view.accounting.limits(), {}
+    limits, raised = view.accounting.limits(), {}
     for name, amount in more.items():
         if name not in limits or amount is None:
             raise Invalid(
                 "no_limit", f"{name!r} has no limit that could be raised: give one with --set"
             )
-        found[name] = limits[name] + amount
-    return found
+        raised[name] = limits[name] + amount
+    return raised
 
 
 def _budget_data(view: SessionReader) -> dict[str, Any]:

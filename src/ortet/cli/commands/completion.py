@@ -37,8 +37,10 @@ def completion(call: CliCall, shell: str) -> None:
 def values(call: CliCall, kind: str, *, session: str | None) -> None:
     """Print completion candidates of a session by kind. The host agent answers sooner."""
     view = call.hub.get(find_session(call, session).id)
-    found = dict(_VALUES[kind](view))
-    call.output.emit(found, [f"{value}\t{output.title(text)}" for value, text in found.items()])
+    candidates = dict(_VALUES[kind](view))
+    call.output.emit(
+        candidates, [f"{value}\t{output.title(text)}" for value, text in candidates.items()]
+    )
 
 
 def _facts(view: SessionReader) -> Iterator[tuple[str, str]]:
@@ -54,8 +56,8 @@ def _effects(view: SessionReader) -> Iterator[tuple[str, str]]:
 
 
 def _approvals(view: SessionReader) -> Iterator[tuple[str, str]]:
-    asked = (one for one in view.actions.approvals() if one.state == "asked")
-    yield from ((id_suffix(one.id), one.what) for one in asked)
+    waiting = (one for one in view.actions.approvals() if one.state == "asked")
+    yield from ((id_suffix(one.id), one.what) for one in waiting)
 
 
 _VALUES = {

@@ -48,36 +48,36 @@ def doctor(call: CliCall, clean: bool, give_up: str | None) -> None:
     with call.output.progress("looking"):
         servers, store, trouble = _examine_servers(call, url)
         exists = trouble is None
-        found = [*servers, *probe_host(store, criu=criu_setting())]
+        checks = [*servers, *probe_host(store, criu=criu_setting())]
     agent = agent_status(store)
-    left, layers = _leftovers(call, clean=clean) if exists else ([], 0)
+    leftovers, layers = _leftovers(call, clean=clean) if exists else ([], 0)
     dead = _dead_machines(call, agent) if exists else []
     late = _pending_uploads(call, give_up) if exists else []
     data = {
         "store": url if servers else str(store),
         "exists": exists,
-        "capabilities": found,
+        "capabilities": checks,
         "agent": {"running": agent is not None, **(agent or {})},
         "dead": dead,
-        "leftovers": left,
+        "leftovers": leftovers,
         "cleaned": clean,
         "layers_removed": layers,
         "late": late,
         "given_up": exists and give_up is not None,
     }
     why = _store_problem(trouble)
-    call.output.emit(data, _lines(call, str(data["store"]), why, capabilities=found, agent=agent))
+    call.output.emit(data, _lines(call, str(data["store"]), why, capabilities=checks, agent=agent))
     if dead:
         names = output.plural(len(dead), "machine")
         call.output.note(
             f"{names} found dead: `ortet start {' '.join(dead)}` goes on from the last commit"
         )
-    for thing in left:
+    for thing in leftovers:
         pid = f" {thing.pid}" if thing.pid else ""
         call.output.note(f"{'removed' if clean else 'left over'}: {thing.what}{pid} {thing.path}")
     for owes in late:
         _print_pending_upload(call, owes, abandoned=give_up is not None)
-    if left and not clean:
+    if leftovers and not clean:
         call.output.note("`ortet doctor --clean` removes what is left over")
     if give_up is not None and not exists:
         call.output.note(f"nothing was done about {output.safe(give_up)}: the store was not opened")
@@ -99,14 +99,14 @@ def _examine_servers(call: CliCall, url: str) -> tuple[list[Capability], Path, O
         return [], store_path(url), _open_error(call)
     from ortet.config.server_checks import examine_servers
 
-    place = cache_directory()
-    found = examine_servers(url, cache=place, token=read_variable("ORTET_TOKEN") or "")
+    cache = cache_directory()
+    checks = examine_servers(url, cache=cache, token=read_variable("ORTET_TOKEN") or "")
     try:
-        _require_usable(found, _REQUIRED_SERVERS)  # opening the store would migrate it
+        _require_usable(checks, _REQUIRED_SERVERS)  # opening the store would migrate it
     except Unavailable as error:
-        return found, place, error
+        return checks, cache, error
     trouble = _open_error(call)
-    return found, place if trouble else call.hub.root, trouble
+    return checks, cache if trouble else call.hub.root, trouble
 
 
 def _open_error(call: CliCall) -> OrtetError | None:

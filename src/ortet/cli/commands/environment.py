@@ -37,19 +37,19 @@ def environment(
     if record and (compare or ref):
         raise click.UsageError("--record looks at now: leave --compare and --to out")
     if compare or ref:
-        found = open_session(call, session).environment(compare=ref or True)
-        lines = [output.safe(str(one)) for one in found] or ["nothing differs"]
-        call.output.emit([output.fields(one) for one in found], lines)
+        compared = open_session(call, session).environment(compare=ref or True)
+        lines = [output.safe(str(one)) for one in compared] or ["nothing differs"]
+        call.output.emit([output.fields(one) for one in compared], lines)
         return
-    now = (
+    current = (
         open_session(call, session).environment()
         if record
         else read_session(call, session).environment()
     )
-    if now is None:
+    if current is None:
         call.output.emit(None, ["nobody has looked yet: --record does"])
     else:
-        call.output.emit(_data(now), map(output.safe, _lines(now)))
+        call.output.emit(_data(current), map(output.safe, _lines(current)))
 
 
 def _data(environment: Environment) -> dict[str, Any]:

@@ -36,9 +36,9 @@ def collab_ls(call: CliCall, session: str | None) -> None:
     Example:
       ortet collab ls -s fix-42
     """
-    found = read_session(call, session).external.collaborations()
+    rows = read_session(call, session).external.collaborations()
     call.output.emit(
-        [output.fields(one) for one in found], output.table(map(_collaboration_cells, found))
+        [output.fields(one) for one in rows], output.table(map(_collaboration_cells, rows))
     )
 
 
@@ -79,12 +79,12 @@ def collab_set(
       ortet collab set review-3 -s fix-42 --kind comment --text "the lock is never"
       ortet collab set review-3 -s fix-42 --status done
     """
-    said = sys.stdin.read() if text == "-" else text
-    given = [None if word is None else as_text(word) for word in (kind, link, said)]
-    one = open_session(call, session).external.collaborate(
-        as_text(name), kind=given[0], link=given[1], text=given[2], status=status, effect=effect
+    content = sys.stdin.read() if text == "-" else text
+    values = [None if word is None else as_text(word) for word in (kind, link, content)]
+    record = open_session(call, session).external.collaborate(
+        as_text(name), kind=values[0], link=values[1], text=values[2], status=status, effect=effect
     )
-    call.output.emit(output.fields(one), [f"{output.safe(one.name)}: {one.status}"])
+    call.output.emit(output.fields(record), [f"{output.safe(record.name)}: {record.status}"])
 
 
 @group
@@ -107,15 +107,17 @@ def window_ls(call: CliCall, session: str | None) -> None:
     Example:
       ortet window ls -s fix-42
     """
-    found = read_session(call, session).external.windows()
-    call.output.emit([output.fields(one) for one in found], output.table(map(_window_cells, found)))
+    windows = read_session(call, session).external.windows()
+    call.output.emit(
+        [output.fields(one) for one in windows], output.table(map(_window_cells, windows))
+    )
 
 
 def _window_cells(rate_window: RateLimitWindow) -> tuple[str, ...]:
-    left = "full" if rate_window.full else f"{rate_window.remaining:g} left"
+    remaining = "full" if rate_window.full else f"{rate_window.remaining:g} left"
     of = f"of {rate_window.limit:g}" if rate_window.limit is not None else ""
     until = "" if rate_window.full else f"until {output.format_time(rate_window.reset)}"
-    return (output.safe(rate_window.service), left, of, until)
+    return (output.safe(rate_window.service), remaining, of, until)
 
 
 @verb("set")
@@ -172,9 +174,9 @@ def token_ls(call: CliCall, session: str | None) -> None:
     Example:
       ortet token ls -s fix-42
     """
-    found = read_session(call, session).external.tokens()
-    lines = output.table((output.safe(one.service), one.vault) for one in found)
-    call.output.emit([output.fields(one) for one in found], lines)
+    tokens = read_session(call, session).external.tokens()
+    lines = output.table((output.safe(one.service), one.vault) for one in tokens)
+    call.output.emit([output.fields(one) for one in tokens], lines)
 
 
 @verb("set")

@@ -88,14 +88,16 @@ def facts_ls(
       ortet facts ls fix-42 --about testing
       ortet facts ls fix-42 --at 2026-11-17 --on 2026-11-16
     """
-    found = read_session(call, session).facts(
+    listed = read_session(call, session).facts(
         scope=scope,
         about=None if about is None else as_text(about),
         at=parse_time(call, "--at", at),
         on=parse_time(call, "--on", on),
         past=past,
     )
-    call.output.emit([output.fields(fact) for fact in found], call.output.table(map(_cells, found)))
+    call.output.emit(
+        [output.fields(fact) for fact in listed], call.output.table(map(_cells, listed))
+    )
 
 
 def _cells(fact: Fact) -> tuple[str, ...]:
@@ -126,15 +128,15 @@ def find_fact(view: SessionReader, fact_id: str, *, must_be_believed: bool = Fal
             f"{view.name} knows no fact {fact_id!r}: `ortet facts ls {view.name} --past` lists "
             "them",
         )
-    found = view.memory.fact(id_)
-    if must_be_believed and found.ended:
+    fact = view.memory.fact(id_)
+    if must_be_believed and fact.ended:
         raise NotFound(
             "no_fact",
-            f"{id_suffix(id_)} was given up on {output.format_time(found.ended)}: `ortet facts "
+            f"{id_suffix(id_)} was given up on {output.format_time(fact.ended)}: `ortet facts "
             "history "
             f"{id_suffix(id_)} -s {view.name}` shows what became of it",
         )
-    return found
+    return fact
 
 
 @verb("show")
@@ -148,9 +150,9 @@ def facts_show(call: CliCall, fact: str, *, session: str | None) -> None:
       ortet facts show 5c0f3b7a -s fix-42
     """
     view = read_session(call, session)
-    found = find_fact(view, fact)
-    origin = _origin(call, view, found)
-    call.output.emit({**output.fields(found), "origin": origin}, _block(view, found, origin))
+    record = find_fact(view, fact)
+    origin = _origin(call, view, record)
+    call.output.emit({**output.fields(record), "origin": origin}, _block(view, record, origin))
 
 
 def _origin(call: CliCall, view: SessionReader, fact: Fact) -> dict[str, Any] | None:
@@ -233,10 +235,10 @@ def facts_forget(call: CliCall, fact: str, *, why: str, session: str | None) -> 
       ortet facts forget 5c0f3b7a -s fix-42 --why "the tests moved"
     """
     opened = open_session(call, session)
-    found = find_fact(opened, fact, must_be_believed=True)
-    opened.forget(found, why=as_text(why))
-    data = {"id": found.id, "text": found.text, "why": why, "session": opened.id}
-    call.output.emit(data, [f"forgot {id_suffix(found.id)}: {output.single_line(found.text)}"])
+    record = find_fact(opened, fact, must_be_believed=True)
+    opened.forget(record, why=as_text(why))
+    data = {"id": record.id, "text": record.text, "why": why, "session": opened.id}
+    call.output.emit(data, [f"forgot {id_suffix(record.id)}: {output.single_line(record.text)}"])
 
 
 @verb("history")
@@ -252,7 +254,7 @@ def facts_history(call: CliCall, fact: str, *, session: str | None) -> None:
       ortet facts history 5c0f3b7a -s fix-42
     """
     view = read_session(call, session)
-    found = view.memory.fact_history(find_fact(view, fact).id)
+    versions = view.memory.fact_history(find_fact(view, fact).id)
     rows = [
         (
             id_suffix(one.id),
@@ -261,9 +263,9 @@ def facts_history(call: CliCall, fact: str, *, session: str | None) -> None:
             output.single_line(one.text)
             + (f"  ({output.single_line(one.why)})" if one.why else ""),
         )
-        for one in found
+        for one in versions
     ]
-    call.output.emit([output.fields(one) for one in found], call.output.table(rows))
+    call.output.emit([output.fields(one) for one in versions], call.output.table(rows))
 
 
 for _command in (facts_ls, facts_show, facts_forget, facts_history):

@@ -130,8 +130,8 @@ def _print_not_copied(call: CliCall, copy: dict[str, Any]) -> None:
         return
     lost = service_losses(call.hub.objects, call.hub.history.image(point), copy["engine"])
     for loss in lost:
-        again = f"`ortet start {copy['name']}` starts it there"
-        call.output.note(f"not in the copies: {output.safe(loss.path) or 'programs'} ({again})")
+        hint = f"`ortet start {copy['name']}` starts it there"
+        call.output.note(f"not in the copies: {output.safe(loss.path) or 'programs'} ({hint})")
 
 
 def _fork_workspace(

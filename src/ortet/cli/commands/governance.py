@@ -92,17 +92,17 @@ def hold(call: CliCall, session: str | None, *, why: str) -> None:
 
     if session is not None:
         row = find_session(call, session)
-        made = call.hub.governance.hold(row.id, as_text(why))
-        call.output.emit({**output.fields(made), "name": row.name}, [f"{row.name} is on hold"])
+        placed = call.hub.governance.hold(row.id, as_text(why))
+        call.output.emit({**output.fields(placed), "name": row.name}, [f"{row.name} is on hold"])
         return
-    found = [
+    holds = [
         (row, held) for row in call.hub.sessions() if (held := hold_of(call.hub.store, row.id))
     ]
     rows = [
         (row.name, output.format_time(held.time), output.safe(held.by), output.title(held.why))
-        for row, held in found
+        for row, held in holds
     ]
-    data = [{**output.fields(held), "name": row.name} for row, held in found]
+    data = [{**output.fields(held), "name": row.name} for row, held in holds]
     call.output.emit(data, call.output.table(rows) or ["nothing is on hold"])
 
 
@@ -157,12 +157,12 @@ def retention(call: CliCall, *, agent: str | None, keep: str | None, idle: str |
         known = policies(hub.store) if agent is None else {agent: policy_of(hub.store, agent)}
     else:
         agent = agent or "default"
-        now = policy_of(hub.store, agent)
+        current = policy_of(hub.store, agent)
         known = {
             agent: hub.governance.retention(
                 agent,
-                keep_messages=now.keep_messages if keep is None else _days(keep),
-                archive_after=now.archive_after if idle is None else _days(idle),
+                keep_messages=current.keep_messages if keep is None else _days(keep),
+                archive_after=current.archive_after if idle is None else _days(idle),
             )
         }
     data = [{"agent": name, **output.fields(policy)} for name, policy in known.items()]

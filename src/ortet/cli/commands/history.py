@@ -67,12 +67,12 @@ def _hint_at_journal(call: CliCall, ref: str, error: NotFound) -> NotFound:
 
 def _refs_by_commit(call: CliCall) -> dict[str, list[str]]:
     """Return the branches and tags of each commit."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for head in call.hub.refs.branches():
-        found.setdefault(head.oid.hex(), []).append(head.name)
+        names.setdefault(head.oid.hex(), []).append(head.name)
     for head in call.hub.refs.tags():
-        found.setdefault(head.oid.hex(), []).append(f"tag:{head.name}")
-    return found
+        names.setdefault(head.oid.hex(), []).append(f"tag:{head.name}")
+    return names
 
 
 def _commit_line(call: CliCall, info: CommitInfo, names: dict[str, list[str]]) -> str:

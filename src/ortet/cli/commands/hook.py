@@ -67,18 +67,18 @@ def _handle_hook(call: CliCall, session: str | None, agent: str, tokens: int) ->
     from ortet.mcp_server import hooks
     from ortet.mcp_server.context import McpContext
 
-    told = hooks.parse(sys.stdin.buffer.read(_MAX_INPUT_BYTES))
-    with McpContext(session=session, agent=agent) as desk:
-        if desk.call.pointer() is None and told.cwd:
+    payload = hooks.parse(sys.stdin.buffer.read(_MAX_INPUT_BYTES))
+    with McpContext(session=session, agent=agent) as context:
+        if context.call.pointer() is None and payload.cwd:
             with suppress(OSError):
-                os.chdir(told.cwd)
-        data: dict[str, Any] = {"event": told.hook_event_name, "session": None, "commit": None}
+                os.chdir(payload.cwd)
+        data: dict[str, Any] = {"event": payload.hook_event_name, "session": None, "commit": None}
         lines: list[str] = []
-        if desk.call.pointer() is not None:
-            if told.hook_event_name == "SessionStart":
-                lines = _briefing(desk, tokens)
-            elif told.hook_event_name in hooks.RECORDERS:
-                data.update(_record_and_commit(desk, told))
+        if context.call.pointer() is not None:
+            if payload.hook_event_name == "SessionStart":
+                lines = _briefing(context, tokens)
+            elif payload.hook_event_name in hooks.RECORDERS:
+                data.update(_record_and_commit(context, payload))
         call.output.emit({**data, "text": "\n".join(lines)} if lines else data, lines)
 
 
@@ -87,8 +87,8 @@ def _record_and_commit(context: McpContext, event: HookPayload) -> dict[str, Any
 
     with context.open_session() as session:
         message = hooks.record(session, event)
-        made = session.commit(message)
-        return {"session": session.id, "commit": made.oid, "message": message}
+        info = session.commit(message)
+        return {"session": session.id, "commit": info.oid, "message": message}
 
 
 def _briefing(context: McpContext, tokens: int) -> list[str]:

@@ -50,16 +50,16 @@ def journal(
       ortet journal fix-42 --follow --kind message
     """
     follower = Follower(call.hub, find_session(call, session).id)
-    found = follower.first(limit, kind)
+    events = follower.first(limit, kind)
     if not follow:
-        call.output.emit([event_data(event) for event in found], map(event_line, found))
+        call.output.emit([event_data(event) for event in events], map(event_line, events))
         return
     call.output.paged = False  # the output has no end
     while True:
-        for event in found:
+        for event in events:
             call.output.emit(event_data(event), [] if call.output.json else [event_line(event)])
         sys.stdout.flush()
-        found = follower.wait(kind)
+        events = follower.wait(kind)
 
 
 @verb()
@@ -80,10 +80,10 @@ def brief(call: CliCall, session: str | None, *, tokens: int, directory: str | N
     """
     view = read_session(call, session)
     if directory is not None:
-        made = view.handover(directory)
-        names = sorted([*made.written, *made.unchanged])
-        lines = [f"{'wrote' if name in made.written else 'kept'} {name}" for name in names]
-        call.output.emit({"session": view.id, **output.fields(made)}, lines)
+        handover = view.handover(directory)
+        names = sorted([*handover.written, *handover.unchanged])
+        lines = [f"{'wrote' if name in handover.written else 'kept'} {name}" for name in names]
+        call.output.emit({"session": view.id, **output.fields(handover)}, lines)
         return
     briefing = view.briefing(tokens)
     data = {"session": view.id, **output.fields(briefing)}
@@ -110,22 +110,22 @@ class Follower:
 
     def first(self, limit: int | None, kinds: Sequence[str]) -> list[Event]:
         """Return the existing events, or the last `limit` of them."""
-        line = self._view.internals.event_log
+        log = self._view.internals.event_log
         if limit is not None and not kinds:
-            found = [*line.newest(limit), *self._inbox_events()][-limit:]
-            self._last_seq = line.tip().seq
-            return found
-        found = [event for event in self._new_events() if not kinds or event.kind in kinds]
-        return found[-limit:] if limit else found
+            events = [*log.newest(limit), *self._inbox_events()][-limit:]
+            self._last_seq = log.tip().seq
+            return events
+        events = [event for event in self._new_events() if not kinds or event.kind in kinds]
+        return events[-limit:] if limit else events
 
     def wait(self, kinds: Sequence[str]) -> list[Event]:
         """Wait for a signal or the poll interval, and return new events. There may be none."""
         self._hub.signal.wait(self._topic, self._token, _POLL_SECONDS)
         self._token = self._hub.signal.token(self._topic)
-        place = self._current_position()
-        if place != self._position:
+        position = self._current_position()
+        if position != self._position:
             self._switch_timeline()
-            self._position = place
+            self._position = position
         return [event for event in self._new_events() if not kinds or event.kind in kinds]
 
     def _new_events(self) -> Iterator[Event]:

@@ -50,7 +50,7 @@ commit_option = click.option(
 @click.option("--lesson", is_flag=True, help="The fact is a lesson from a failure.")
 @commit_option
 @session_option
-def learn(call: CliCall, text: str | None, *, session: str | None, **given: Any) -> None:
+def learn(call: CliCall, text: str | None, *, session: str | None, **options: Any) -> None:
     """Learn a fact, for this session or for others.
 
     Without TEXT, or for -, it is read from standard input. A fact of an agent, a user or a project
@@ -64,18 +64,18 @@ def learn(call: CliCall, text: str | None, *, session: str | None, **given: Any)
       ortet learn -s fix-42 "deploys run on Mondays" --supersedes 5c0f3b7a --commit
     """
     text = text_or_stdin(text)
-    about, scope = as_text(given["about"]), given["scope"]
-    more = _fact_options(call, given)
-    if given["lesson"] and more:
+    about, scope = as_text(options["about"]), options["scope"]
+    more = _fact_options(call, options)
+    if options["lesson"] and more:
         raise Invalid("bad_usage", f"a lesson takes no --{next(iter(more))}: leave it out")
     opened = open_session(call, session)
     if "supersedes" in more:
         more["supersedes"] = find_fact(opened, more["supersedes"], must_be_believed=True).id
-    if given["lesson"]:
+    if options["lesson"]:
         id_ = opened.lesson(text, about=about, scope=scope)
     else:
         id_ = opened.learn(text, about=about, scope=scope, **more)
-    commit = _commit(opened, "learned", text) if given["commit"] else None
+    commit = _commit(opened, "learned", text) if options["commit"] else None
     data = {"id": id_, "session": opened.id, "commit": commit}
     call.output.emit(data, [f"learned {id_suffix(id_)}: {output.single_line(text)}"])
     if opened.memory.fact(id_).scope and commit is None:
@@ -89,14 +89,14 @@ def _commit(opened: Session, what: str, text: str) -> str:
 
 
 def _fact_options(call: CliCall, options: dict[str, Any]) -> dict[str, Any]:
-    found = {
+    values = {
         "confidence": options["confidence"],
         "since": parse_time(call, "--since", options["since"]),
         "until": parse_time(call, "--until", options["until"], ahead=True),
         "source": options["source"],
         "supersedes": options["supersedes"],
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 @verb()
@@ -108,7 +108,7 @@ def _fact_options(call: CliCall, options: dict[str, Any]) -> dict[str, Any]:
 @agent_option
 @all_option
 @session_option
-def episodes(call: CliCall, *, since: str | None, until: str | None, **given: Any) -> None:
+def episodes(call: CliCall, *, since: str | None, until: str | None, **options: Any) -> None:
     """List episodes, the oldest first.
 
     An episode ends when a session closes, compacts or reaches a milestone.
@@ -121,16 +121,18 @@ def episodes(call: CliCall, *, since: str | None, until: str | None, **given: An
       ortet episodes --all --since 7d
       ortet episodes -s fix-42 --outcome done
     """
-    row = find_or_all(call, given["session"], agent=given["agent"], everything=given["everything"])
-    found = call.hub.memory.episodes(
-        agent=given["agent"],
+    row = find_or_all(
+        call, options["session"], agent=options["agent"], everything=options["everything"]
+    )
+    listed = call.hub.memory.episodes(
+        agent=options["agent"],
         session=row.id if row is not None else None,
         since=parse_time(call, "--since", since),
         until=parse_time(call, "--until", until),
-        outcome=given["outcome"],
+        outcome=options["outcome"],
     )
     call.output.emit(
-        [output.fields(one) for one in found], call.output.table(map(_episode_cells, found))
+        [output.fields(one) for one in listed], call.output.table(map(_episode_cells, listed))
     )
 
 
@@ -172,7 +174,7 @@ def milestone(
     text = text_or_stdin(summary) if summary is not None else ""
     opened = open_session(call, session)
     id_ = opened.milestone(text, outcome=as_text(outcome), importance=importance)
-    made = _commit(opened, "milestone", text) if commit else None
-    data = {"id": id_ or None, "session": opened.id, "commit": made}
+    commit_info = _commit(opened, "milestone", text) if commit else None
+    data = {"id": id_ or None, "session": opened.id, "commit": commit_info}
     done = f"episode {id_suffix(id_)}" if id_ else "nothing happened since the last one"
     call.output.emit(data, [done])

@@ -75,8 +75,8 @@ def ps(call: CliCall, every: bool) -> None:
     data = [_machine_data(living[name]) for name in sorted(living)]
     data += [_dead_machine_data(call, name) for name in list_dead(call.hub, living)]
     if not every:
-        for one in data:
-            one.pop("processes", None)
+        for info in data:
+            info.pop("processes", None)
     call.output.emit(data, _lines(call, data))
 
 
@@ -89,16 +89,16 @@ def _machine_data(machine: LiveMachineInfo) -> dict[str, Any]:
         "age": max(time.time() - machine.since, 0.0),
     }
     try:
-        ask = machine.connect()
-        jobs, processes = [job for job in ask.jobs() if job.name], ask.ps()
+        client = machine.connect()
+        jobs, processes = [job for job in client.jobs() if job.name], client.ps()
     except OrtetError:  # it ended after it was listed
         return {**data, "state": "silent", "memory": 0, "jobs": []}
-    told = [
+    named_jobs = [
         {"name": job.name, "kind": job.kind, "pid": job.pid, "argv": job.argv, "code": job.code}
         for job in jobs
     ]
     memory = sum(process.rss for process in processes)
-    return {**data, "state": "live", "memory": memory, "jobs": told, "processes": processes}
+    return {**data, "state": "live", "memory": memory, "jobs": named_jobs, "processes": processes}
 
 
 def _dead_machine_data(call: CliCall, name: str) -> dict[str, Any]:
@@ -120,32 +120,32 @@ def _lines(call: CliCall, data: list[dict[str, Any]]) -> Iterator[str]:
         yield "no machine lives here: `ortet start` starts one"
         return
     rows = [("NAME", "ENGINE", "PID", "AGE", "MEMORY", "PROGRAMS")]
-    for one in data:
-        name, engine = output.safe(one["name"]), str(one["engine"])
-        if one["state"] == "dead":
-            at = f"at {output.short_id(one['head'])}" if one["head"] else "never committed"
-            rows.append((name, engine, "-", "dead", at, f"`{output.safe(one['restore'])}`"))
+    for info in data:
+        name, engine = output.safe(info["name"]), str(info["engine"])
+        if info["state"] == "dead":
+            where = f"at {output.short_id(info['head'])}" if info["head"] else "never committed"
+            rows.append((name, engine, "-", "dead", where, f"`{output.safe(info['restore'])}`"))
             continue
-        jobs = ", ".join(_job(job) for job in one["jobs"]) or "-"
-        age = f"{one['age']:.0f} s" if one["age"] < 120 else f"{one['age'] / 60:.0f} min"
-        rows.append((name, engine, str(one["pid"]), age, output.format_size(one["memory"]), jobs))
+        jobs = ", ".join(_job(job) for job in info["jobs"]) or "-"
+        age = f"{info['age']:.0f} s" if info["age"] < 120 else f"{info['age'] / 60:.0f} min"
+        rows.append((name, engine, str(info["pid"]), age, output.format_size(info["memory"]), jobs))
     yield from call.output.table(rows)
-    found = [(one, process) for one in data for process in one.get("processes", ())]
-    if found:
+    processes = [(info, process) for info in data for process in info.get("processes", ())]
+    if processes:
         yield ""
         yield from call.output.table(
-            [("NAME", "PID INSIDE", "MEMORY", "COMMAND"), *map(_process, found)]
+            [("NAME", "PID INSIDE", "MEMORY", "COMMAND"), *map(_process, processes)]
         )
 
 
-def _process(found: tuple[dict[str, Any], ProcessInfo]) -> tuple[str, str, str, str]:
-    one, process = found
-    job = next((job for job in one["jobs"] if job["pid"] == process.pid), None)
+def _process(row: tuple[dict[str, Any], ProcessInfo]) -> tuple[str, str, str, str]:
+    info, process = row
+    job = next((job for job in info["jobs"] if job["pid"] == process.pid), None)
     if job and job["name"].startswith("kernel "):
         command = f"(Python {job['name']})"  # its command line is that of our kernel program
     else:
         command = output.safe(" ".join(process.cmdline) or process.name)
-    return output.safe(one["name"]), str(process.pid), output.format_size(process.rss), command
+    return output.safe(info["name"]), str(process.pid), output.format_size(process.rss), command
 
 
 def _job(job: dict[str, Any]) -> str:
@@ -176,24 +176,24 @@ def spawn(call: CliCall, job: str, command: tuple[str, ...], *, name: str | None
     words = list(command[1:] if command[0] == "--" else command)
     if not words:
         raise click.UsageError("COMMAND is missing: give it after --")
-    one = machines.find_or_start(call, name)
+    live = machines.find_or_start(call, name)
     mark = os.urandom(8).hex()
-    started = one.connect().spawn(
+    started = live.connect().spawn(
         check_job(job),
         argv_of(words[0] if len(words) == 1 else words),
         env=build_environment({}, mark),
-        cwd=os.path.join(one.directory, relative_cwd(cwd)),
+        cwd=os.path.join(live.directory, relative_cwd(cwd)),
         mark=mark,
         declared=True,
     )
     code = started.wait(_EARLY_EXIT_SECONDS)
-    data = {"machine": one.name, "name": job, "pid": started.pid, "code": code}
+    data = {"machine": live.name, "name": job, "pid": started.pid, "code": code}
     if code is None:
-        call.output.emit(data, [f"{output.safe(job)} runs in {one.name} as {started.pid}"])
+        call.output.emit(data, [f"{output.safe(job)} runs in {live.name} as {started.pid}"])
         return
     last = _last_lines(started.logs(), 1).decode("utf-8", "replace").strip()
-    said = f": {output.safe(last)}" if last else ""
-    call.output.emit(data, [f"{output.safe(job)} ended at once in {one.name} with {code}{said}"])
+    reason = f": {output.safe(last)}" if last else ""
+    call.output.emit(data, [f"{output.safe(job)} ended at once in {live.name} with {code}{reason}"])
 
 
 @verb()
@@ -213,20 +213,20 @@ def logs(call: CliCall, job: str, *, name: str | None, follow: bool, last: int |
     """
     from ortet.cli.daemon import machines
 
-    one = machines.require_live(call, name)
-    found = one.connect().job(job)
+    live = machines.require_live(call, name)
+    program = live.connect().job(job)
     if call.output.json:
         call.output.emit(
-            {"name": job, "text": _last_lines(found.logs(), last).decode("utf-8", "replace")}
+            {"name": job, "text": _last_lines(program.logs(), last).decode("utf-8", "replace")}
         )
         return
     if not follow:
-        _write(_last_lines(found.logs(), last))
+        _write(_last_lines(program.logs(), last))
         return
-    cursor, kept = 0, _last_lines(found.logs(), last) if last is not None else b""
-    _write(kept)
+    cursor, tail = 0, _last_lines(program.logs(), last) if last is not None else b""
+    _write(tail)
     while True:
-        piece = found.read(cursor, _LOG_WAIT_SECONDS, stream="output")
+        piece = program.read(cursor, _LOG_WAIT_SECONDS, stream="output")
         if last is None or cursor:
             _write(piece.data)
         cursor = piece.cursor
@@ -267,10 +267,10 @@ def expose(call: CliCall, port: int, name: str | None, at: int) -> None:
     """
     from ortet.cli.daemon import machines
 
-    one = machines.require_live(call, name)
-    words = ["machine", "expose", "-w", one.name, str(port), "--at", str(at)]
-    told = machines.run_in_agent(call, one.name, words)
-    call.output.emit(told, [f"127.0.0.1:{told['at']} leads to port {port} of {one.name}"])
+    live = machines.require_live(call, name)
+    words = ["machine", "expose", "-w", live.name, str(port), "--at", str(at)]
+    reply = machines.run_in_agent(call, live.name, words)
+    call.output.emit(reply, [f"127.0.0.1:{reply['at']} leads to port {port} of {live.name}"])
 
 
 @verb()
@@ -315,11 +315,10 @@ def _end_machines(call: CliCall, names: tuple[str, ...], options: list[str]) -> 
             # It is dead already: do not list it again.
             live_machines.remove_record(call.hub.root, name)
             continue
-        one = machines.require_live(call, name)
-        ended.append(
-            machines.run_in_agent(call, one.name, ["machine", "close", "-w", one.name, *options])
-        )
-    call.output.emit(ended, [_ended_line(one) for one in ended])
+        machine = machines.require_live(call, name)
+        words = ["machine", "close", "-w", machine.name, *options]
+        ended.append(machines.run_in_agent(call, machine.name, words))
+    call.output.emit(ended, [_ended_line(machine) for machine in ended])
 
 
 def _ended_line(machine: dict[str, Any]) -> str:

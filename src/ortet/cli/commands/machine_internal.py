@@ -50,9 +50,9 @@ def _private_workspace(call: CliCall, name: str | None, network: str | None) -> 
     if row.files == "private":
         return _open_workspace(call, row, network)
     hub, engine = call.hub, _best_engine(call)
-    found = hub.workspaces.table.find_at(row.directory, "private", engine)
-    if found is not None:
-        return _open_workspace(call, found, network)
+    existing = hub.workspaces.table.find_at(row.directory, "private", engine)
+    if existing is not None:
+        return _open_workspace(call, existing, network)
     wanted = f"{row.name}-live"
     # A branch may remain from an earlier machine.
     names = (wanted, *(f"{wanted}-{n}" for n in range(2, 100)))
@@ -96,9 +96,9 @@ def close(call: CliCall, name: str, message: str | None) -> None:
 def expose(call: CliCall, name: str, port: int, at: int) -> None:
     """Forward a loopback port of the host to a machine."""
     _require_daemon(call)
-    found = call.workspace(name).programs.expose(port, at=at)
+    exposed = call.workspace(name).programs.expose(port, at=at)
     call.output.json = True
-    call.output.emit({"name": name, "port": port, "at": found})
+    call.output.emit({"name": name, "port": port, "at": exposed})
 
 
 @verb("fork")

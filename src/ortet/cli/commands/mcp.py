@@ -71,8 +71,8 @@ def mcp(
     from ortet.config.environment import mcp_token
     from ortet.mcp_server.context import McpContext
 
-    for flag, given in (("--host", host is not None), ("--no-auth", no_auth)):
-        if given and port is None:
+    for flag, is_given in (("--host", host is not None), ("--no-auth", no_auth)):
+        if is_given and port is None:
             raise Invalid("bad_usage", f"{flag} is for --http: give a PORT, or leave it out")
     try:
         from ortet.mcp_server import transports
@@ -81,14 +81,14 @@ def mcp(
             "package_missing",
             f"the MCP server needs the package {error.name}: pip install 'ortet[mcp]'",
         ) from error
-    with McpContext(session=session, agent=agent, store=store) as desk:
+    with McpContext(session=session, agent=agent, store=store) as context:
         if port is None:
             if sys.stdin.isatty():
                 call.output.note("a client of MCP speaks to this on standard input; Ctrl-C ends it")
-            transports.serve_stdio(desk, allow_destructive=allow_destructive)
+            transports.serve_stdio(context, allow_destructive=allow_destructive)
         else:
             transports.serve_http(
-                desk,
+                context,
                 allow_destructive=allow_destructive,
                 host=host or "127.0.0.1",
                 port=port,

@@ -72,9 +72,9 @@ def memory_diff(call: CliCall, old: str, new: str) -> None:
       ortet memory diff HEAD~3
       ortet memory diff fix-42 fix-42/1
     """
-    found = call.hub.memory.diff(_commit(call, old), _commit(call, new))
-    data = {**render.fields(found), "same": found.same}
-    call.output.emit(data, list(_changes(call, found)) or ["no difference"])
+    difference = call.hub.memory.diff(_commit(call, old), _commit(call, new))
+    data = {**render.fields(difference), "same": difference.same}
+    call.output.emit(data, list(_changes(call, difference)) or ["no difference"])
 
 
 def _commit(call: CliCall, word: str) -> str:
@@ -92,17 +92,23 @@ def _commit(call: CliCall, word: str) -> str:
     return head.oid
 
 
-def _changes(call: CliCall, found: MemoryDiff) -> Iterator[str]:
+def _changes(call: CliCall, difference: MemoryDiff) -> Iterator[str]:
     rows = [
-        *(("- " + _kind(one), id_suffix(one.id), _text_with_reason(one)) for one in found.given_up),
+        *(
+            ("- " + _kind(one), id_suffix(one.id), _text_with_reason(one))
+            for one in difference.given_up
+        ),
         *(
             ("+ " + _kind(one), id_suffix(one.id), render.single_line(one.text))
-            for one in found.learned
+            for one in difference.learned
         ),
-        *(("+ decision", id_suffix(one.id), _text_with_reason(one)) for one in found.decisions),
+        *(
+            ("+ decision", id_suffix(one.id), _text_with_reason(one))
+            for one in difference.decisions
+        ),
         *(
             ("+ episode", id_suffix(one.id), render.single_line(one.summary))
-            for one in found.episodes
+            for one in difference.episodes
         ),
     ]
     for (mark, *_), line in zip(rows, call.output.table(rows), strict=True):
@@ -135,12 +141,12 @@ def memory_consolidate(call: CliCall, agent: str, *, dry_run: bool) -> None:
       ortet memory consolidate reviewer
     """
     with call.output.progress("consolidate"):
-        found = call.hub.memory.consolidate(agent, dry_run=dry_run)
-    rows = [("+", id_suffix(one.id), render.single_line(one.text)) for one in found.facts]
-    rows += [("=", id_suffix(id_), render.single_line(text)) for text, id_ in found.linked]
-    total = f"{render.plural(found.episodes, 'episode')}, {render.plural(len(rows), 'fact')}"
+        report = call.hub.memory.consolidate(agent, dry_run=dry_run)
+    rows = [("+", id_suffix(one.id), render.single_line(one.text)) for one in report.facts]
+    rows += [("=", id_suffix(id_), render.single_line(text)) for text, id_ in report.linked]
+    total = f"{render.plural(report.episodes, 'episode')}, {render.plural(len(rows), 'fact')}"
     end = f"{total}: nothing is changed" if dry_run else total
-    call.output.emit(render.fields(found), [*call.output.table(rows), end])
+    call.output.emit(render.fields(report), [*call.output.table(rows), end])
 
 
 @verb("contradictions")
@@ -154,18 +160,18 @@ def memory_contradictions(call: CliCall, session: str | None) -> None:
     Example:
       ortet memory contradictions fix-42
     """
-    found = read_session(call, session).memory.contradictions()
+    pairs = read_session(call, session).memory.contradictions()
     rows = [
         (
             id_suffix(fact.id),
             render.single_line(one.about) if fact is one.ours else "",
             render.single_line(fact.text),
         )
-        for one in found
+        for one in pairs
         for fact in (one.ours, one.theirs)
     ]
     call.output.emit(
-        [render.fields(one) for one in found], call.output.table(rows) or ["no contradiction"]
+        [render.fields(one) for one in pairs], call.output.table(rows) or ["no contradiction"]
     )
 
 

@@ -34,14 +34,14 @@ def migrate(call: CliCall) -> None:
     Example:
       ortet migrate
     """
-    look = _format_reader(call)
-    before = look()
+    read_format = _format_reader(call)
+    before = read_format()
     call.open_hub(create=False)
-    found = MigrationResult(before, look())
-    line = f"the catalog has format {found.after}: nothing to do"
-    if found.before != found.after:
-        line = f"the catalog had format {found.before} and has {found.after} now"
-    call.output.emit(found, [line])
+    result = MigrationResult(before, read_format())
+    line = f"the catalog has format {result.after}: nothing to do"
+    if result.before != result.after:
+        line = f"the catalog had format {result.before} and has {result.after} now"
+    call.output.emit(result, [line])
 
 
 def _format_reader(call: CliCall) -> Callable[[], int]:

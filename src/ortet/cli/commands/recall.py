@@ -53,7 +53,7 @@ _TIERS = ("working", "episodic", "semantic")
 @all_option
 @click.option("--explain", is_flag=True, help="Show why each result was found.")
 @session_option
-def recall(call: CliCall, query: str, *, k: int, explain: bool, **given: Any) -> None:
+def recall(call: CliCall, query: str, *, k: int, explain: bool, **options: Any) -> None:
     """Find messages, events and facts by a question, the best first.
 
     Searches a session and the memories that it shares. If no session works here and none is named,
@@ -66,24 +66,28 @@ def recall(call: CliCall, query: str, *, k: int, explain: bool, **given: Any) ->
       ortet recall -s fix-42 "which database?" --at 2026-11-16 --explain
     """
     text = text_or_stdin(query) if query == "-" else as_text(query)
-    row = find_or_all(call, given["session"], agent=given["agent"], everything=given["everything"])
-    asked: dict[str, Any] = {
-        "tiers": given["tier"] or None,
-        "scope": given["scope"],
+    row = find_or_all(
+        call, options["session"], agent=options["agent"], everything=options["everything"]
+    )
+    search_options: dict[str, Any] = {
+        "tiers": options["tier"] or None,
+        "scope": options["scope"],
         "explain": explain,
-        **{name: parse_time(call, f"--{name}", given[name]) for name in ("at", "on", "since")},
+        **{name: parse_time(call, f"--{name}", options[name]) for name in ("at", "on", "since")},
     }
     if row is not None:
-        found = call.hub.get(row.id).recall(text, k, **asked)
+        recalled = call.hub.get(row.id).recall(text, k, **search_options)
     else:
-        found = call.hub.recall(text, k, agent=given["agent"], **asked)
-    hits = [output.fields(hit) for hit in found]
-    lines = call.output.table(map(_hit_cells, found))
+        recalled = call.hub.recall(text, k, agent=options["agent"], **search_options)
+    hits = [output.fields(hit) for hit in recalled]
+    lines = call.output.table(map(_hit_cells, recalled))
     if explain:
-        lines = [line for pair in zip(lines, map(_score_line, found), strict=True) for line in pair]
-    call.output.emit({"hits": hits, "dense": found.dense}, lines or ["nothing is remembered of it"])
-    if found.dense not in ("", "all"):
-        call.output.note(_dense_note(found.dense))
+        scores = map(_score_line, recalled)
+        lines = [line for pair in zip(lines, scores, strict=True) for line in pair]
+    data = {"hits": hits, "dense": recalled.dense}
+    call.output.emit(data, lines or ["nothing is remembered of it"])
+    if recalled.dense not in ("", "all"):
+        call.output.note(_dense_note(recalled.dense))
 
 
 def _dense_note(dense: str) -> str:
@@ -109,19 +113,19 @@ def _score_line(hit: RecallHit) -> str:
     return f"        {_scores(hit.scores)}" if hit.scores is not None else ""
 
 
-def _scores(found: Scores) -> str:
+def _scores(scores: Scores) -> str:
     parts = []
-    if found.bm25_rank:
-        parts.append(f"words {found.bm25:.2f} (rank {found.bm25_rank})")
-    if found.cosine_rank:
-        parts.append(f"meaning {found.cosine:.2f} (rank {found.cosine_rank})")
-    if found.recency_rank:
-        parts.append(f"newness rank {found.recency_rank}")
-    parts.append(f"importance {found.importance:g}")
-    if found.terms:
-        parts.append(f"has {' '.join(map(output.safe, found.terms))}")
-    if found.pruned:
-        parts.append(f"too common {' '.join(map(output.safe, found.pruned))}")
+    if scores.bm25_rank:
+        parts.append(f"words {scores.bm25:.2f} (rank {scores.bm25_rank})")
+    if scores.cosine_rank:
+        parts.append(f"meaning {scores.cosine:.2f} (rank {scores.cosine_rank})")
+    if scores.recency_rank:
+        parts.append(f"newness rank {scores.recency_rank}")
+    parts.append(f"importance {scores.importance:g}")
+    if scores.terms:
+        parts.append(f"has {' '.join(map(output.safe, scores.terms))}")
+    if scores.pruned:
+        parts.append(f"too common {' '.join(map(output.safe, scores.pruned))}")
     return ", ".join(parts)
 
 
@@ -149,12 +153,12 @@ def context(
     if chat and parts:
         raise Invalid("bad_usage", "--chat and --parts exclude each other: give one of them")
     text = text_or_stdin(query) if query == "-" else as_text(query)
-    found = read_session(call, session).context(text, tokens)
+    model_context = read_session(call, session).context(text, tokens)
     if chat or parts:
-        given = found.chat() if chat else found.parts()
-        call.output.emit(given, [output.to_json(given)])
+        messages = model_context.chat() if chat else model_context.parts()
+        call.output.emit(messages, [output.to_json(messages)])
         return
-    call.output.emit(output.fields(found), _message_lines(found))
+    call.output.emit(output.fields(model_context), _message_lines(model_context))
 
 
 def _message_lines(messages: ModelContext) -> Iterator[str]:

@@ -89,8 +89,8 @@ def tag(
         )
     else:
         call.output.paged = True
-        found = [_head(call, head) for head in call.hub.refs.tags()]
-        call.output.emit(found, output.table(map(_cells, found)))
+        tags = [_head(call, head) for head in call.hub.refs.tags()]
+        call.output.emit(tags, output.table(map(_cells, tags)))
 
 
 @verb()
@@ -152,10 +152,10 @@ def _create(
     try:
         call.hub.refs.create(name, oid, kind=kind, actor=call.hub.store.author)
     except Conflict as error:
-        there = call.hub.refs.get(name, kind=kind)
-        if there is None:
+        existing = call.hub.refs.get(name, kind=kind)
+        if existing is None:
             raise
-        info = call.hub.history.info(there.oid)
+        info = call.hub.history.info(existing.oid)
         what = (
             f"{error.message} (it is {output.short_id(info.oid)}, {output.title(info.message)!r})"
         )
@@ -166,27 +166,27 @@ def _create(
 
 def _list_branches(call: CliCall) -> None:
     call.output.paged = True
-    here = call.branch()
+    current = call.branch()
     heads = {head.name: head for head in call.hub.refs.branches()}
     rows = {row.name: row for row in call.hub.workspaces.table.all()}
     data, lines = [], []
     for name in sorted(heads.keys() | rows.keys()):
         head, row = heads.get(name), rows.get(name)
-        found = (
+        branch = (
             _head(call, head) if head else {"name": name, "oid": None, "message": "no commit yet"}
         )
         data.append(
             {
-                **found,
-                "current": name == here,
+                **branch,
+                "current": name == current,
                 "engine": row.engine if row else None,
                 "files": row.files if row else None,
                 "directory": str(row.directory) if row else None,
             }
         )
         place = f"{row.engine} {output.safe(str(row.directory))}" if row else ""
-        mark = "*" if name == here else " "
-        lines.append((f"{mark} {name}", *_cells(found)[1:3], place, _cells(found)[3]))
+        mark = "*" if name == current else " "
+        lines.append((f"{mark} {name}", *_cells(branch)[1:3], place, _cells(branch)[3]))
     call.output.emit(data, output.table(lines))
 
 

@@ -63,8 +63,8 @@ def _gist(kind: str, data: dict[str, Any]) -> str:
     from ortet.sessions.actions.effects import format_call
 
     if kind == "begun":
-        said = {"args": data.get("args", []), "kwargs": data.get("kwargs", {})}
-        return output.title(format_call(str(data.get("name")), said))
+        value = {"args": data.get("args", []), "kwargs": data.get("kwargs", {})}
+        return output.title(format_call(str(data.get("name")), value))
     return output.title(short_text(data))
 
 
@@ -75,9 +75,9 @@ def _run(call: CliCall, row: SessionRow, command: tuple[str, ...]) -> None:
     from ortet.sessions.history.replay import read as read_report
     from ortet.store.context import REPLAY_REPORT_VARIABLE, REPLAY_VARIABLE
 
-    with tempfile.TemporaryDirectory(prefix="ortet-replay-") as place:
-        report = Path(place) / "report"
-        told = {
+    with tempfile.TemporaryDirectory(prefix="ortet-replay-") as directory:
+        report = Path(directory) / "report"
+        variables = {
             "ORTET_URL": call.hub.url,
             REPLAY_VARIABLE: row.id,
             REPLAY_REPORT_VARIABLE: str(report),
@@ -86,7 +86,7 @@ def _run(call: CliCall, row: SessionRow, command: tuple[str, ...]) -> None:
         try:
             done = subprocess.run(
                 command,
-                env={**os.environ, **told},
+                env={**os.environ, **variables},
                 stdout=subprocess.DEVNULL if silent else None,
                 check=False,
             )
@@ -116,18 +116,19 @@ def _run(call: CliCall, row: SessionRow, command: tuple[str, ...]) -> None:
 
 
 def _diverged_error(row: SessionRow, report: ReplayReport, exit_code: int) -> Diverged:
-    then, now = report.expected, report.got
-    left = _step_details(then) if then else ["nothing more was recorded"]
-    right = _step_details(now) if now else [f"the program ended, exit code {exit_code}"]
+    expected, actual = report.expected, report.got
+    left = _step_details(expected) if expected else ["nothing more was recorded"]
+    right = _step_details(actual) if actual else [f"the program ended, exit code {exit_code}"]
     half = (_WIDTH - 3) // 2
-    at = then["seq"] if then else report.upto + 1
-    lines = [f"the replay of {row.name} left the record at event {at}"]
+    seq = expected["seq"] if expected else report.upto + 1
+    lines = [f"the replay of {row.name} left the record at event {seq}"]
     lines.append(f"{'then':{half}}   now")
-    for one, other in zip_longest(_wrap(left, half), _wrap(right, half), fillvalue=""):
-        lines.append(f"{one:{half}} {' ' if one == other else '|'} {other}".rstrip())
+    for left_line, right_line in zip_longest(_wrap(left, half), _wrap(right, half), fillvalue=""):
+        mark = " " if left_line == right_line else "|"
+        lines.append(f"{left_line:{half}} {mark} {right_line}".rstrip())
     lines.append("change the program back, or go on from there: hub.session(…, replay='live')")
     return Diverged(
-        "diverged", "\n".join(lines), seq=at, expected=then, got=now, exit_code=exit_code
+        "diverged", "\n".join(lines), seq=seq, expected=expected, got=actual, exit_code=exit_code
     )
 
 
@@ -188,12 +189,12 @@ def whatif(
     row = find_session(call, session)
     fork = call.hub.whatif(row.id, at, machine=not no_files, **change)
     fork.pause()
-    made = call.hub.get(fork.id).internals.row
+    fork_row = call.hub.get(fork.id).internals.row
     call.output.emit(
-        {**row_data(made), "from": row.id, "at": at},
+        {**row_data(fork_row), "from": row.id, "at": at},
         [
-            f"session {made.name}: {row.name} up to event {at}, which is changed",
-            f"go on with it by name; `ortet diff-runs {row.name} {made.name}` compares them",
+            f"session {fork_row.name}: {row.name} up to event {at}, which is changed",
+            f"go on with it by name; `ortet diff-runs {row.name} {fork_row.name}` compares them",
         ],
     )
 
@@ -213,23 +214,23 @@ def diff_runs(call: CliCall, left: str, right: str, *, around: int) -> None:
     """
     from ortet.journal.replay.run_diff import render as side_by_side
 
-    one, other = read_session(call, left), read_session(call, right)
-    found = call.hub.diff_runs(one, other)
+    first, second = read_session(call, left), read_session(call, right)
+    comparison = call.hub.diff_runs(first, second)
     data = {
-        "left": one.id,
-        "right": other.id,
-        "same": found.first is None,
-        "seq": found.seq or None,
+        "left": first.id,
+        "right": second.id,
+        "same": comparison.first is None,
+        "seq": comparison.seq or None,
         "pairs": [
             {
                 "same": pair.same,
                 "left": event_data(pair.left) if pair.left else None,
                 "right": event_data(pair.right) if pair.right else None,
             }
-            for pair in found.pairs
+            for pair in comparison.pairs
         ],
     }
-    text = side_by_side(found, width=_columns(), context_lines=around)
+    text = side_by_side(comparison, width=_columns(), context_lines=around)
     call.output.emit(data, map(output.safe, text.splitlines()))
 
 

@@ -58,20 +58,19 @@ def secret_ls(call: CliCall, *, long: bool) -> None:
     if not long:
         call.output.emit(vault.names(), vault.names())
         return
-    found = [
+    secrets = [
         {"name": name, "expires": ends or None, "expired": is_expired(ends, now)}
         for name in vault.names()
         for ends in [vault.expires(name)]
     ]
-    call.output.emit(found, output.table(map(_row, found)))
+    call.output.emit(secrets, output.table(map(_row, secrets)))
 
 
-def _row(one: dict[str, Any]) -> tuple[str, str]:
-    if not one["expires"]:
-        return one["name"], ""
-    return one[
-        "name"
-    ], f"{'expired' if one['expired'] else 'until'} {format_expiry(one['expires'])}"
+def _row(secret: dict[str, Any]) -> tuple[str, str]:
+    if not secret["expires"]:
+        return secret["name"], ""
+    state = "expired" if secret["expired"] else "until"
+    return secret["name"], f"{state} {format_expiry(secret['expires'])}"
 
 
 @verb("rm")

@@ -99,10 +99,10 @@ def serve(
             min_free_bytes=settings.reserve << 20,
         )
         name = f"[{host}]" if ":" in host else host
-        at = f"http://{name}:{bound.getsockname()[1]}"
+        url = f"http://{name}:{bound.getsockname()[1]}"
 
         def started() -> None:
-            call.output.emit({"url": at}, [f"ortet serves {_display_url(hub)} at {at}"])
+            call.output.emit({"url": url}, [f"ortet serves {_display_url(hub)} at {url}"])
             sys.stdout.flush()  # the process that started us waits for this line
 
         server.serve(app, bound, started, settings=chosen, trusted_proxies=behind)
@@ -137,13 +137,13 @@ def _apply_options(
         name, _, value = word.partition("=")
         values[name] = value
     try:
-        found = msgspec.convert(values, thread_safe_struct(type(settings)), strict=False)
+        updated = msgspec.convert(values, thread_safe_struct(type(settings)), strict=False)
     except msgspec.ValidationError as error:
         names = ", ".join(type(settings).__struct_fields__)
         raise Invalid("bad_limit", f"--limit: {error}; there are {names}") from error
-    if found.ray:
-        _check_cluster(found.ray)
-    return found
+    if updated.ray:
+        _check_cluster(updated.ray)
+    return updated
 
 
 def _check_cluster(address: str) -> None:

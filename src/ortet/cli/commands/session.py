@@ -217,8 +217,8 @@ def show(call: CliCall, session: str | None) -> None:
     call.output.emit(data, lines)
 
 
-def _amounts(found: dict[str, float]) -> str:
-    return ", ".join(f"{amount:g} {output.safe(name)}" for name, amount in sorted(found.items()))
+def _amounts(amounts: dict[str, float]) -> str:
+    return ", ".join(f"{amount:g} {output.safe(name)}" for name, amount in sorted(amounts.items()))
 
 
 @verb()
@@ -285,11 +285,11 @@ def plan(call: CliCall, steps: tuple[str, ...], *, advance: bool, session: str |
             opened.plan([as_text(step) for step in steps])
         else:
             opened.advance()
-        found = opened.steps, opened.step
+        current = opened.steps, opened.step
     else:
         view = read_session(call, session)
-        found = view.steps, view.step
-    call.output.emit({"plan": found[0], "step": found[1]}, _plan_lines(*found))
+        current = view.steps, view.step
+    call.output.emit({"plan": current[0], "step": current[1]}, _plan_lines(*current))
 
 
 def _plan_lines(steps: list[str], step: int) -> list[str]:

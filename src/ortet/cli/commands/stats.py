@@ -81,8 +81,8 @@ def stats(call: CliCall, quick: bool) -> None:
       ortet stats --quick --json
     """
     with call.output.progress("looking"):
-        found = collect_stats(call.hub, quick=quick)
-    call.output.emit(found, _lines(call, found))
+        report = collect_stats(call.hub, quick=quick)
+    call.output.emit(report, _lines(call, report))
 
 
 def collect_stats(hub: Hub, *, quick: bool) -> StoreUsage:
@@ -93,7 +93,7 @@ def collect_stats(hub: Hub, *, quick: bool) -> StoreUsage:
 
     held, queued = hub.objects.stats(), hub.objects.queued()
     measured = read_catalog_stats(hub.catalog, hub.root)
-    here, all_files = directory_sizes(hub.root)
+    directories, all_files = directory_sizes(hub.root)
     bucket, archives, all_keys = _bucket(hub, held.pack_bytes)
     sizes, whole = ({}, True) if quick else sizes_by_kind(hub)[::2]
     copied = CheckoutSizes(0, 0, True) if quick else checkout_sizes(hub)
@@ -113,10 +113,10 @@ def collect_stats(hub: Hub, *, quick: bool) -> StoreUsage:
             bucket=bucket,
             archives=archives,
             tails=held.tail_bytes,
-            cache=here["what was read of the bucket"] + here["indexes"],
+            cache=directories["what was read of the bucket"] + directories["indexes"],
             queue=queued.bytes,
-            memory=here["memory index"] + (measured.memory if measured else 0),
-            machines=here["machines"] + here["shared layers"],
+            memory=directories["memory index"] + (measured.memory if measured else 0),
+            machines=directories["machines"] + directories["shared layers"],
         ),
         commits=copied.commits,
         copies=copied.bytes,
@@ -130,10 +130,10 @@ def collect_stats(hub: Hub, *, quick: bool) -> StoreUsage:
 def _bucket(hub: Hub, packs: int) -> tuple[int, int, bool]:
     """Return bytes in the bucket, bytes of archives, and True if all keys were listed."""
     archives = 0
-    for number, found in enumerate(hub.bucket.list("archives/")):
+    for number, entry in enumerate(hub.bucket.list("archives/")):
         if number >= _MAX_LISTED_KEYS:
             return packs + archives, archives, False
-        archives += found.size
+        archives += entry.size
     return packs + archives, archives, True
 
 
@@ -160,7 +160,9 @@ def _lines(call: CliCall, report: StoreUsage) -> Iterator[str]:
         what += f", objects without packing {size(report.raw)}"
         yield f"saved     {least}{report.dedup:g} times: {what}"
     yield from output.queued_lines(call.hub.objects.queued())
-    for number, one in enumerate(report.slowest[:_SLOWEST_SHOWN]):
-        session = f"  session {one.session[: output.SHORT_ID_DIGITS]}" if one.session else ""
+    for number, slow_call in enumerate(report.slowest[:_SLOWEST_SHOWN]):
+        session_id = slow_call.session[: output.SHORT_ID_DIGITS]
+        session = f"  session {session_id}" if session_id else ""
         head = "slowest" if number == 0 else ""
-        yield f"{head:<8}  {one.ms:>8.0f} ms  {output.format_time(one.time)}  {one.what}{session}"
+        when = output.format_time(slow_call.time)
+        yield f"{head:<8}  {slow_call.ms:>8.0f} ms  {when}  {slow_call.what}{session}"

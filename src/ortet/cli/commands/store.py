@@ -44,11 +44,11 @@ def verify(call: CliCall) -> None:
 
 
 def _problem_lines(problems: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    for one in problems[:MAX_PROBLEMS_SHOWN]:
+    for problem in problems[:MAX_PROBLEMS_SHOWN]:
         place = " ".join(
-            part for part in (one["where"], one["oid"][: render.SHORT_ID_DIGITS]) if part
+            part for part in (problem["where"], problem["oid"][: render.SHORT_ID_DIGITS]) if part
         )
-        yield render.safe(f"{place}: {one['what']}")
+        yield render.safe(f"{place}: {problem['what']}")
     if len(problems) > MAX_PROBLEMS_SHOWN:
         yield f"and {len(problems) - MAX_PROBLEMS_SHOWN} more"
 
@@ -172,10 +172,10 @@ def import_(
     if tool is not None:
         from ortet.cli.import_export import ImportOptions, import_transcripts
 
-        wanted = ImportOptions(
+        options = ImportOptions(
             tool, file, everything=everything, name=name, agent=agent, dry_run=dry_run
         )
-        import_transcripts(call, wanted)
+        import_transcripts(call, options)
         return
     if file is None:
         raise click.UsageError("Missing argument 'FILE'")
@@ -183,9 +183,9 @@ def import_(
         raise click.UsageError("--all, --name and --dry-run go with --from")
     hub = call.open_hub(create=True)
     with call.output.progress("import") as progress:
-        found = hub.import_(file, progress=progress)
-    lines = [f"{name} is {render.short_id(oid)}" for name, oid in found.items()]
-    call.output.emit({"branches": found}, lines)
+        imported = hub.import_(file, progress=progress)
+    lines = [f"{name} is {render.short_id(oid)}" for name, oid in imported.items()]
+    call.output.emit({"branches": imported}, lines)
 
 
 def _portable_refs(call: CliCall, refs: Sequence[str]) -> list[str]:
@@ -204,9 +204,9 @@ def _objects(count: int) -> str:
 
 
 def _parse_age_ns(text: str) -> int:
-    found = re.fullmatch(r"(\d+)([smhdw])", text)
-    if found is None:
+    match = re.fullmatch(r"(\d+)([smhdw])", text)
+    if match is None:
         raise Invalid(
             "bad_age", f"--expire {text!r}: write a number and s, m, h, d or w, as in 30d"
         )
-    return int(found[1]) * AGE_UNIT_SECONDS[found[2]] * 1_000_000_000
+    return int(match[1]) * AGE_UNIT_SECONDS[match[2]] * 1_000_000_000

@@ -167,9 +167,9 @@ def ls(call: CliCall, session: str | None) -> None:
     Example:
       ortet swarm ls
     """
-    found = call.hub.swarms.all(read_session(call, session))
-    rows = [(one.name, one.state, str(len(one.attempts)), _result_text(one)) for one in found]
-    call.output.emit([_data(one) for one in found], call.output.table(rows))
+    swarms = call.hub.swarms.all(read_session(call, session))
+    rows = [(one.name, one.state, str(len(one.attempts)), _result_text(one)) for one in swarms]
+    call.output.emit([_data(one) for one in swarms], call.output.table(rows))
 
 
 @verb()
@@ -190,8 +190,8 @@ def show(call: CliCall, name: str | None, session: str | None) -> None:
         if not known:
             raise NotFound("no_swarm", "there is no swarm here: `ortet swarm run` begins one")
         name = known[-1].name
-    found = call.hub.swarms.get(read_session(call, session), name)
-    call.output.emit(_data(found), attempt_lines(found))
+    result = call.hub.swarms.get(read_session(call, session), name)
+    call.output.emit(_data(result), attempt_lines(result))
 
 
 def _find_or_begin_session(call: CliCall, word: str | None) -> Session:
@@ -227,11 +227,11 @@ def _result_lines(result: SwarmResult, keep: str) -> list[str]:
 def _result_text(result: SwarmResult) -> str:
     """Describe the result of a swarm in words."""
     counted = {state: result.count(state) for state in ("done", "failed", "stopped")}
-    told = ", ".join(f"{n} {state}" for state, n in counted.items() if n)
+    text = ", ".join(f"{n} {state}" for state, n in counted.items() if n)
     if result.kept:
         best = result.winners[0]
-        told += f"; kept {', '.join(map(str, result.kept))}, best score {best.score:g}"
-    return told or "nothing has ended yet"
+        text += f"; kept {', '.join(map(str, result.kept))}, best score {best.score:g}"
+    return text or "nothing has ended yet"
 
 
 # The progress of a running swarm
@@ -247,13 +247,13 @@ class SwarmTable:
         self._reported: set[int] = set()
         self._drawn_lines = 0
 
-    def __call__(self, found: SwarmResult) -> None:
-        for one in found.attempts:
-            if one.state not in ("waiting", "running") and one.i not in self._reported:
-                self._reported.add(one.i)
-                self._on_ended(one)
+    def __call__(self, result: SwarmResult) -> None:
+        for attempt in result.attempts:
+            if attempt.state not in ("waiting", "running") and attempt.i not in self._reported:
+                self._reported.add(attempt.i)
+                self._on_ended(attempt)
         if self._live:
-            self._draw(_table_lines(found))
+            self._draw(_table_lines(result))
 
     def close(self) -> None:
         """Remove the table from the terminal."""

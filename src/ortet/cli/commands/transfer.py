@@ -41,9 +41,9 @@ def clone(call: CliCall, url: str, directory: str | None) -> None:
     other = _source(call, url)
     hub = call.open_hub(str(place), create=True)
     with call.output.progress("clone") as progress:
-        found = hub.pull(other, progress=progress)
-    lines = [*_lines(found), *([] if directory else [f"the store is {place}"])]
-    call.output.emit({"store": str(place), **output.fields(found)}, lines)
+        report = hub.pull(other, progress=progress)
+    lines = [*_lines(report), *([] if directory else [f"the store is {place}"])]
+    call.output.emit({"store": str(place), **output.fields(report)}, lines)
 
 
 @verb()
@@ -65,8 +65,8 @@ def pull(call: CliCall, url: str, refs: tuple[str, ...]) -> None:
     other = _source(call, url)
     hub = call.open_hub(create=True)
     with call.output.progress("pull") as progress:
-        found = hub.pull(other, refs, progress=progress)
-    call.output.emit(found, _lines(found))
+        report = hub.pull(other, refs, progress=progress)
+    call.output.emit(report, _lines(report))
 
 
 @verb()
@@ -86,8 +86,8 @@ def push(call: CliCall, url: str, refs: tuple[str, ...]) -> None:
     """
     other = _bundle_path(call, url) or _target(call, url)
     with call.output.progress("push") as progress:
-        found = call.hub.push(other, refs, progress=progress)
-    call.output.emit(found, _lines(found))
+        report = call.hub.push(other, refs, progress=progress)
+    call.output.emit(report, _lines(report))
 
 
 def _directory_name(here: Path, url: str) -> str:
@@ -132,8 +132,8 @@ def _bundle_path(call: CliCall, url: str) -> Path | None:
     if "://" in url:
         return None
     path = call.cwd / url
-    meant = path.is_file() or (path.suffix == ".bundle" and not path.is_dir())
-    return path if meant else None
+    is_bundle = path.is_file() or (path.suffix == ".bundle" and not path.is_dir())
+    return path if is_bundle else None
 
 
 def _lines(report: TransferReport) -> Iterator[str]:

@@ -70,14 +70,14 @@ def _run_reply_command(session: Session, command: str, tokens: int) -> str:
     import subprocess
 
     context = session.context(tokens=tokens)
-    asked = {
+    request = {
         "session": session.id,
         "goal": session.goal,
         "messages": [{"role": one.role, "content": one.content} for one in context],
     }
     done = subprocess.run(
         ["sh", "-c", command],
-        input=render.to_json(asked).encode(),
+        input=render.to_json(request).encode(),
         stdout=subprocess.PIPE,
         check=False,
     )

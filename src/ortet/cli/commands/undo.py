@@ -89,27 +89,27 @@ def _undo_or_redo(
         raise Invalid("bad_count", f"cannot {direction} {count} things: give a number from 1")
     if session is not None and name is not None:
         raise Invalid("bad_usage", "a session and a workspace are given: leave -s or -w out")
-    found: UndoResult
+    result: UndoResult
     if dry_run and session is not None:  # a dry run does not open the session
-        where, found = _preview_undo(call, session, direction, count)
+        where, result = _preview_undo(call, session, direction, count)
         took = 0.0
     else:
-        place = _open_target(call, session, name)
-        where, began = place.name, time.perf_counter()
+        target = _open_target(call, session, name)
+        where, began = target.name, time.perf_counter()
         with call.output.progress(direction):
-            found = getattr(place, direction)(count, dry_run=dry_run)
+            result = getattr(target, direction)(count, dry_run=dry_run)
         took = time.perf_counter() - began
-    data = {"name": where, "dry_run": dry_run, **_data(found)}
-    head = call.output.paint(f"[{where} {output.short_id(found.restored.to)}]", fg="yellow")
-    steps_text = "; ".join(map(_step_text, found.steps))
+    data = {"name": where, "dry_run": dry_run, **_data(result)}
+    head = call.output.paint(f"[{where} {output.short_id(result.restored.to)}]", fg="yellow")
+    steps_text = "; ".join(map(_step_text, result.steps))
     if dry_run:
-        first = f"{head} would {direction} {steps_text}: {_change_counts(found)}"
+        first = f"{head} would {direction} {steps_text}: {_change_counts(result)}"
     else:
-        report = output.report_text(found.restored.files)
+        report = output.report_text(result.restored.files)
         did = "undid" if direction == "undo" else "did again"
         first = f"{head} {did} {steps_text}: {report}  ({output.format_duration(took)})"
-    call.output.emit(data, [first, *_lines(call, direction, found, dry_run=dry_run)])
-    call.output.print_losses(found.restored.files.losses)
+    call.output.emit(data, [first, *_lines(call, direction, result, dry_run=dry_run)])
+    call.output.print_losses(result.restored.files.losses)
 
 
 def _open_target(call: CliCall, session: str | None, name: str | None) -> Workspace | Session:
@@ -135,7 +135,7 @@ def _preview_undo(
     restored = RestoreResult(
         preview.to, lost, preview.deeds, preview.collaborations, [], preview.secrets
     )
-    found = UndoResult(
+    result = UndoResult(
         preview.steps,
         preview.changes,
         restored,
@@ -143,7 +143,7 @@ def _preview_undo(
         preview.uncommitted,
         preview.forgotten,
     )
-    return view.name, found
+    return view.name, result
 
 
 def _data(undone: UndoResult) -> dict[str, Any]:

@@ -128,8 +128,8 @@ def watch(
         )
         where = output.safe(str(workspace.row.directory))
         call.output.note(f"watching {where}: a commit when nothing has changed for {settle:g} s")
-        for made in watcher.commits():
-            _print_commit(call, workspace, made)
+        for commit in watcher.commits():
+            _print_commit(call, workspace, commit)
             if once:
                 break
 
@@ -182,7 +182,7 @@ class WatchStop:
     def handle_signals(self) -> Iterator[None]:
         """Handle SIGINT, SIGTERM and SIGHUP as stop requests within the block."""
         before: dict[int, Any] = {}
-        told = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
+        previous_fd = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         try:
             for number in _SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # not if nohup ignores it
@@ -191,7 +191,7 @@ class WatchStop:
         finally:
             for known, handler in before.items():
                 signal.signal(known, handler)
-            signal.set_wakeup_fd(told)
+            signal.set_wakeup_fd(previous_fd)
             os.close(self.wake_fd)
             os.close(self._wake_writer)
 
@@ -250,10 +250,10 @@ class Watcher:
             if self._has_unwatched and not self._is_overdue():
                 self._attempt(self._scan_files)  # these directories are watched from now on
                 self._last_change = self._clock()
-            elif (made := self._attempt(self._commit)) is not None:
-                yield made
-        if (made := self._attempt(self._commit, last=True)) is not None:
-            yield made
+            elif (commit := self._attempt(self._commit)) is not None:
+                yield commit
+        if (commit := self._attempt(self._commit, last=True)) is not None:
+            yield commit
 
     # timing
 
@@ -261,11 +261,11 @@ class Watcher:
         if self._retry_delay:
             self._stop.wait(self._retry_delay)
             return
-        left = self._seconds_until_due() if self._has_uncommitted else -1.0
-        news = self._workspace.wait_for_changes(left, self._stop.wake_fd)
+        seconds_left = self._seconds_until_due() if self._has_uncommitted else -1.0
+        news = self._workspace.wait_for_changes(seconds_left, self._stop.wake_fd)
         if news is None:
             every = self._timing.every
-            self._stop.wait(min(every, left) if self._has_uncommitted else every)
+            self._stop.wait(min(every, seconds_left) if self._has_uncommitted else every)
             before = self._last_image
             self._attempt(self._scan_files)
             if self._last_image == before:
@@ -301,16 +301,16 @@ class Watcher:
         began = time.perf_counter()
         workspace = self._workspace
         self._has_unwatched = self._has_uncommitted = False
-        found = workspace.status()
-        if all(map(is_directory_touch, found.changes)):
+        status = workspace.status()
+        if all(map(is_directory_touch, status.changes)):
             return None
-        message = self._message or commit_message(found.changes)
+        message = self._message or commit_message(status.changes)
         before = workspace.head
         info = workspace.commit(message)
         self._last_image = workspace.files.current_image()
         if before is not None and before.oid == info.oid:
             return None
-        return WatchedCommit(info, found.changes, workspace.losses, time.perf_counter() - began)
+        return WatchedCommit(info, status.changes, workspace.losses, time.perf_counter() - began)
 
     def _attempt(
         self, operation: Callable[[], WatchedCommit | None], *, last: bool = False
@@ -323,7 +323,7 @@ class Watcher:
         try:
             self._reacquire_workspace()
             try:
-                made = operation()
+                commit = operation()
             finally:
                 self._workspace.suspend()
         except (Corrupt, Unsupported):
@@ -334,7 +334,7 @@ class Watcher:
             self._schedule_retry(error)
             return None
         self._retry_delay, self._reported_error_kind = 0.0, ""
-        return made
+        return commit
 
     def _reacquire_workspace(self) -> None:
         """Resume the workspace, or open it again.

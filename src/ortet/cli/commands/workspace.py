@@ -53,15 +53,17 @@ def init(call: CliCall, store: str | None, name: str | None) -> None:
     pointer = find_usable_pointer(directory)
     if pointer is not None and pointer.directory != directory:
         pointer = None
-    ours = pointer is None or is_pointer_to(pointer, hub.url)
-    said = pointer.workspace if pointer is not None and ours and name is None else ""
-    known = hub.workspaces.locate(said, directory)
+    same_store = pointer is None or is_pointer_to(pointer, hub.url)
+    known_name = pointer.workspace if pointer is not None and same_store and name is None else ""
+    located = hub.workspaces.locate(known_name, directory)
     try:
         opened = (
-            hub.workspaces.reopen(said, directory) if said else hub.workspace(directory, name=name)
+            hub.workspaces.reopen(known_name, directory)
+            if known_name
+            else hub.workspace(directory, name=name)
         )
         with opened as workspace:
-            if ours:
+            if same_store:
                 write_pointer(directory, hub.url, workspace.name)
             head = workspace.head
             answer = {
@@ -71,11 +73,11 @@ def init(call: CliCall, store: str | None, name: str | None) -> None:
                 "head": head.oid if head else None,
             }
     except BaseException:
-        made = hub.workspaces.table.find_at(directory.resolve(), "inplace", "folder")
-        if known is None and made is not None:
-            hub.drop(made.name)
+        existing = hub.workspaces.table.find_at(directory.resolve(), "inplace", "folder")
+        if located is None and existing is not None:
+            hub.drop(existing.name)
         raise
-    if pointer is not None and not ours:
+    if pointer is not None and not same_store:
         call.output.note(f".ortet still names {output.safe(pointer.url)}: remove it to change that")
     call.output.emit(answer, [f"workspace {answer['name']}, history in {output.safe(hub.url)}"])
 
@@ -107,24 +109,26 @@ def status(call: CliCall, name: str | None) -> None:
     """
     workspace = call.workspace(name, writes=False)
     with call.output.progress("looking"):
-        found = workspace.status()
+        state = workspace.status()
     data = {
-        "name": found.name,
-        "engine": found.engine,
-        "head": found.head,
-        "clean": found.clean,
-        "changes": list(map(output.change_data, found.changes)),
-        "losses": found.losses,
+        "name": state.name,
+        "engine": state.engine,
+        "head": state.head,
+        "clean": state.clean,
+        "changes": list(map(output.change_data, state.changes)),
+        "losses": state.losses,
         "queued": output.fields(call.hub.objects.queued()),
     }
-    call.output.emit(data, _status_lines(call, workspace, found))
-    call.output.print_losses(found.losses)
+    call.output.emit(data, _status_lines(call, workspace, state))
+    call.output.print_losses(state.losses)
 
 
 def _status_lines(call: CliCall, workspace: Workspace, report: WorkspaceStatus) -> Iterator[str]:
     head = workspace.head
-    at = f"at {output.short_id(head.oid)} {output.title(head.message)}" if head else "no commit yet"
-    yield f"{report.name} ({report.engine}), {at}".rstrip()
+    where = (
+        f"at {output.short_id(head.oid)} {output.title(head.message)}" if head else "no commit yet"
+    )
+    yield f"{report.name} ({report.engine}), {where}".rstrip()
     if report.clean:
         yield "nothing changed since" if head else "nothing to commit"
     yield from output.change_lines(report.changes, call.output.paint)
@@ -292,11 +296,11 @@ def _runner(call: CliCall, name: str | None, secrets: Sequence[str]) -> Callable
             raise
         from ortet.cli.daemon import machines
 
-        one = machines.list_live(call.hub.root).get(name or "")
+        live = machines.list_live(call.hub.root).get(name or "")
         # The agent runs commands with secrets: it prevents commits meanwhile.
-        if one is None or secrets:
+        if live is None or secrets:
             raise
-        return one.run
+        return live.run
 
 
 class _OutputPrinter:

@@ -47,56 +47,56 @@ def main(words: Sequence[str]) -> None:
     `words` are the shell's name and the words typed so far, as that shell gives them.
     """
     try:
-        said = complete_for_shell(words[0], words[1:])
+        answer = complete_for_shell(words[0], words[1:])
     except Exception:  # never print an error into a prompt
-        said = ""
-    sys.stdout.write(said)
+        answer = ""
+    sys.stdout.write(answer)
     sys.stdout.flush()
 
 
 def complete_for_shell(shell: str, arguments: Sequence[str]) -> str:
     """Return the answer for a shell. `arguments` depend on the shell."""
     if shell != "bash":
-        found = complete(list(arguments[1:]))
-        rows = [f"{value}\t{_description(text)}" for value, text in found.values]
-        return "\n".join([found.how, *rows]) + "\n"
+        completion = complete(list(arguments[1:]))
+        rows = [f"{value}\t{_description(text)}" for value, text in completion.values]
+        return "\n".join([completion.how, *rows]) + "\n"
     words, quote = split_words(arguments[0])
-    found = complete(words[1:])
+    completion = complete(words[1:])
     # bash replaces only the text after the last of these characters, not the whole word.
-    at = max((words[-1].rfind(mark) for mark in arguments[1]), default=-1) + 1
-    rows = [value[at:] if quote else _quoted(value[at:]) for value, _ in found.values]
-    return "\n".join([found.how, *rows]) + "\n"
+    start = max((words[-1].rfind(mark) for mark in arguments[1]), default=-1) + 1
+    rows = [value[start:] if quote else _quoted(value[start:]) for value, _ in completion.values]
+    return "\n".join([completion.how, *rows]) + "\n"
 
 
 def script(shell: str) -> str:
     """Return the script that sets up completion in a shell."""
-    place = os.path.join(os.path.dirname(__file__), "shells", f"ortet.{shell}")
-    with open(place, encoding="utf-8") as file:
+    path = os.path.join(os.path.dirname(__file__), "shells", f"ortet.{shell}")
+    with open(path, encoding="utf-8") as file:
         return file.read()
 
 
 def complete(words: Sequence[str]) -> Completion:
     """Return what can replace the last of these words."""
     line = PartialCommandLine(VerbTable(), words)
-    place, current = line.position(), words[-1]
-    if place.value:
-        return _complete_value(place, line, current[len(place.before) :])
-    if place.options:
-        return _matching(place.options, current)
-    if place.verbs:
-        return _matching(place.verbs, current)
-    return _complete_value(place, line, current)
+    position, current = line.position(), words[-1]
+    if position.value:
+        return _complete_value(position, line, current[len(position.before) :])
+    if position.options:
+        return _matching(position.options, current)
+    if position.verbs:
+        return _matching(position.verbs, current)
+    return _complete_value(position, line, current)
 
 
 def _matching(values: Iterable[tuple[str, str]], start: str, before: str = "") -> Completion:
-    found = [(before + value, text) for value, text in values if value.startswith(start)]
-    return Completion("", found)
+    matching = [(before + value, text) for value, text in values if value.startswith(start)]
+    return Completion("", matching)
 
 
 def _complete_value(
     position: CompletionPosition, line: PartialCommandLine, start: str
 ) -> Completion:
-    kind, how, found = position.kind, "", Completion()
+    kind, how, completion = position.kind, "", Completion()
     if kind.startswith("choice:"):
         choices = [(value, "") for value in kind[7:].split("|")]
         return _matching(choices, start, position.before)
@@ -106,10 +106,10 @@ def _complete_value(
     elif kind == "dir":
         how = "dirs"
     if kind in _VALUES:
-        found = _matching(_VALUES[kind](line), start, position.before)
+        completion = _matching(_VALUES[kind](line), start, position.before)
     elif kind in _SESSION_KINDS:
-        found = _matching(_session_values(kind, line), start, position.before)
-    return Completion(how, found.values)
+        completion = _matching(_session_values(kind, line), start, position.before)
+    return Completion(how, completion.values)
 
 
 # values, from the catalog
@@ -117,11 +117,11 @@ def _complete_value(
 
 def _store(line: PartialCommandLine) -> tuple[str, str]:
     """Return the store's directory and the workspace of this directory, or ""."""
-    said = fast_path.read_nearest_pointer(line.directory)
-    at, named, workspace = said if said is not None else ("", "", "")
+    pointer = fast_path.read_nearest_pointer(line.directory)
+    directory, store, workspace = pointer if pointer is not None else ("", "", "")
     url = os.environ.get("ORTET_URL", "").removeprefix("file://")
-    if not url and named:
-        url = os.path.join(at, named).removeprefix("file://")
+    if not url and store:
+        url = os.path.join(directory, store).removeprefix("file://")
     if not url:
         data = os.environ.get("XDG_DATA_HOME", "")
         home = os.environ.get("HOME", "")
@@ -150,8 +150,8 @@ def _refs(line: PartialCommandLine) -> Candidates:
     store, workspace = _store(line)
     glance = CatalogPeek(store)
     branches = glance.heads("branch", _MAX_VALUES)
-    here = line.option_value("--workspace") or workspace or (branches[0][0] if branches else "")
-    commits = [(oid[:_OID_DIGITS], text) for oid, text in glance.commits(here, _MAX_COMMITS)]
+    branch = line.option_value("--workspace") or workspace or (branches[0][0] if branches else "")
+    commits = [(oid[:_OID_DIGITS], text) for oid, text in glance.commits(branch, _MAX_COMMITS)]
     last = [("HEAD", commits[0][1])] if commits else []
     return [*last, *branches, *glance.heads("tag", _MAX_VALUES), *dict(commits).items()]
 

@@ -65,8 +65,8 @@ class VerbTable:
         """Return the commands of a group and their help."""
         start = f"{path} " if path else ""
         names = ((name, verb) for name, verb in self.verbs.items() if name.startswith(start))
-        found = [(name[len(start) :], verb.help) for name, verb in names if name != path]
-        return [(name, text) for name, text in found if name and " " not in name]
+        rest = [(name[len(start) :], verb.help) for name, verb in names if name != path]
+        return [(name, text) for name, text in rest if name and " " not in name]
 
 
 class PartialCommandLine:

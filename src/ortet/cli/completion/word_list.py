@@ -89,8 +89,10 @@ def word_list_lines() -> Iterator[str]:
 
 def _walk(command: click.Command, path: str, ctx: click.Context) -> Iterator[str]:
     params = [param for param in command.params if not getattr(param, "hidden", False)]
-    given = [_argument_kind(path, param) for param in params if isinstance(param, click.Argument)]
-    yield _line("verb", path, " ".join(given), command.get_short_help_str(70))
+    arguments = [
+        _argument_kind(path, param) for param in params if isinstance(param, click.Argument)
+    ]
+    yield _line("verb", path, " ".join(arguments), command.get_short_help_str(70))
     for param in params:
         if isinstance(param, click.Option) and (param.name not in _COMMON or not path):
             yield _option(path, param)

@@ -58,12 +58,12 @@ class DaemonCache:
         if self._hub is None:
             from ortet.config.environment import open_hub
 
-            given = os.environ.pop(_AUTHOR, None)
+            author = os.environ.pop(_AUTHOR, None)
             try:
                 self._hub = open_hub(url, create=create)
             finally:
-                if given is not None:
-                    os.environ[_AUTHOR] = given
+                if author is not None:
+                    os.environ[_AUTHOR] = author
             self._author = self._hub.store.author
             self._set_caller(self._hub, os.environ)
         return self._hub
@@ -76,10 +76,10 @@ class DaemonCache:
         from ortet.config.environment import open_hub, store_path, store_url
         from ortet.config.store_url import is_networked
 
-        asked = store_url(url, cwd=cwd)
-        if is_networked(asked):
-            return self._open_remote(asked, cwd=cwd, create=create)
-        if os.path.realpath(store_path(asked)) != os.path.realpath(self.store):
+        requested = store_url(url, cwd=cwd)
+        if is_networked(requested):
+            return self._open_remote(requested, cwd=cwd, create=create)
+        if os.path.realpath(store_path(requested)) != os.path.realpath(self.store):
             return open_hub(url, cwd=cwd, create=create, one_shot=True)
         return nullcontext(self.hub(str(self.store), create=create))
 
@@ -105,8 +105,8 @@ class DaemonCache:
         return hub is not None and is_networked(hub.url) and is_same_store(hub.url, url)
 
     def _set_caller(self, hub: Hub, variables: Mapping[str, str]) -> None:
-        said = os.fsencode(variables.get(_AUTHOR, "")).decode("utf-8", "replace")
-        hub.store.author = said or self._author
+        author = os.fsencode(variables.get(_AUTHOR, "")).decode("utf-8", "replace")
+        hub.store.author = author or self._author
         hub.store.initial_environ = dict(variables)
 
     def cached_workspace(self, row: WorkspaceRow) -> Workspace | None:
@@ -177,12 +177,12 @@ class DaemonCache:
 
 
 def _machine_data(workspace: Workspace, since: float) -> dict[str, Any]:
-    door = workspace.control_socket
+    control = workspace.control_socket
     return {
         "engine": workspace.engine,
-        "pid": door.pid,
-        "path": door.path,
-        "lock": door.lock,
+        "pid": control.pid,
+        "path": control.path,
+        "lock": control.lock,
         "directory": str(workspace.row.directory),
         "since": since,
     }

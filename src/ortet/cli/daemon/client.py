@@ -84,26 +84,26 @@ def read_frame(sock: socket) -> list[str]:
 
 def is_same_user(sock: socket) -> bool:
     """Return True if the peer process belongs to the same user."""
-    found = sock.getsockopt(SOL_SOCKET, SO_PEERCRED, 12)
-    return int.from_bytes(found[4:8], sys.byteorder) == os.geteuid()
+    credentials = sock.getsockopt(SOL_SOCKET, SO_PEERCRED, 12)
+    return int.from_bytes(credentials[4:8], sys.byteorder) == os.geteuid()
 
 
 def connect(store: str) -> socket:
     """Connect to the agent of a store. Raises NoDaemon if this user has none."""
     try:
-        place = os.open(
+        directory = os.open(
             os.path.join(store, DAEMON_DIRECTORY), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         )
     except OSError as error:
         raise NoDaemon("none was ever started") from error
     sock = socket(AF_UNIX, SOCK_STREAM)
     try:
-        seen = os.fstat(place)
-        if seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
+        stat = os.fstat(directory)
+        if stat.st_uid != os.geteuid() or stat.st_mode & 0o077:
             raise NoDaemon("its directory is open to others")
         sock.settimeout(_REPLY_TIMEOUT_SECONDS)
         # The real path may be too long for a socket.
-        sock.connect(f"/proc/self/fd/{place}/{SOCKET_NAME}")
+        sock.connect(f"/proc/self/fd/{directory}/{SOCKET_NAME}")
         if not is_same_user(sock):
             raise NoDaemon("it is another user's")
     except OSError as error:
@@ -113,7 +113,7 @@ def connect(store: str) -> socket:
         sock.close()
         raise
     finally:
-        os.close(place)
+        os.close(directory)
     return sock
 
 
@@ -181,8 +181,8 @@ def _send_request(
     variables = [*(f"{name}={value}" for name, value in os.environ.items()), *extra_variables]
     coding = getattr(sys.stdout, "encoding", "") or "utf-8"
     data = encode_frame([os.getcwd(), coding, str(len(words)), *words, *variables])
-    given = b"".join(fd.to_bytes(4, sys.byteorder) for fd in streams)
-    sent = sock.sendmsg([data], [(SOL_SOCKET, SCM_RIGHTS, given)])
+    descriptors = b"".join(fd.to_bytes(4, sys.byteorder) for fd in streams)
+    sent = sock.sendmsg([data], [(SOL_SOCKET, SCM_RIGHTS, descriptors)])
     if sent < len(data):
         sock.sendall(data[sent:])
 

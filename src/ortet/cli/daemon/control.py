@@ -28,8 +28,8 @@ def agent_status(store: Path) -> dict[str, Any] | None:
 
 def start_agent(store: Path) -> dict[str, Any]:
     """Start the agent of a store unless it runs, and wait until it answers. Return its status."""
-    if (found := agent_status(store)) is not None:
-        return found
+    if (status := agent_status(store)) is not None:
+        return status
     if os.stat(store).st_uid != os.geteuid():
         raise Unsupported(
             "not_your_store",
@@ -39,8 +39,8 @@ def start_agent(store: Path) -> dict[str, Any]:
     while time.monotonic() < until:
         client.spawn_daemon(str(store))
         for _ in range(50):
-            if (found := agent_status(store)) is not None:
-                return found
+            if (status := agent_status(store)) is not None:
+                return status
             select.select([], [], [], _POLL_SECONDS)
     raise Unavailable(
         "no_agent",
@@ -61,8 +61,8 @@ def stop_agent(store: Path) -> bool:
 
 def list_live_machines(store: Path) -> dict[str, dict[str, Any]]:
     """Return the live machines of the agent by workspace name."""
-    found = agent_status(store) or {"workers": []}
+    status = agent_status(store) or {"workers": []}
     machines: dict[str, dict[str, Any]] = {}
-    for worker in found["workers"]:
+    for worker in status["workers"]:
         machines |= worker["live"]
     return machines

@@ -39,13 +39,13 @@ class ParsedCommand(NamedTuple):
 
 def run_by_agent(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> int | None:
     """Run the command in the host agent and return its exit code. None if it must run here."""
-    asked = parse_words(words)
-    if asked is None or asked.verb not in DAEMON_VERBS or not _may_use_agent(environ):
+    command = parse_words(words)
+    if command is None or command.verb not in DAEMON_VERBS or not _may_use_agent(environ):
         return None
-    found = locate_store(asked, environ)
-    if found is None:
+    located = locate_store(command, environ)
+    if located is None:
         return None
-    store, name = found
+    store, name = located
     try:
         return client.run_command(store, name, words)
     except client.NoDaemon:
@@ -108,11 +108,13 @@ def parse_words(words: Sequence[str]) -> ParsedCommand | None:
 def locate_store(command: ParsedCommand, environ: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the store's directory and the workspace's name. None if this is not a simple case."""
     url = environ.get("ORTET_URL", "")
-    said = read_nearest_pointer(command.directory) if not url or not command.name else ("", "", "")
-    if said is None:
+    pointer = (
+        read_nearest_pointer(command.directory) if not url or not command.name else ("", "", "")
+    )
+    if pointer is None:
         return None
-    at, named, workspace = said
-    store = url or os.path.join(at, named)
+    directory, named_store, workspace = pointer
+    store = url or os.path.join(directory, named_store)
     name = command.name or workspace
     plain = os.path.isabs(store) and "://" not in store and "\n" not in name
     return (store, name) if plain else None
@@ -121,21 +123,21 @@ def locate_store(command: ParsedCommand, environ: Mapping[str, str]) -> tuple[st
 def read_nearest_pointer(directory: str) -> tuple[str, str, str] | None:
     """Return the content of the nearest `.ortet` file: its directory, the store, the workspace."""
     try:
-        at = os.path.realpath(directory) if directory else os.getcwd()
+        place = os.path.realpath(directory) if directory else os.getcwd()
     except OSError:
         return None
     while True:
         try:
-            with open(os.path.join(at, _POINTER), "rb") as file:
+            with open(os.path.join(place, _POINTER), "rb") as file:
                 line = os.fsdecode(file.read(1 << 14)).removesuffix("\n")
             break
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            if at == os.path.dirname(at):
+            if place == os.path.dirname(place):
                 return None
-            at = os.path.dirname(at)
+            place = os.path.dirname(place)
         except OSError:
             return None
     store, mark, workspace = line.rpartition("#")
     if not mark or not store or "\n" in line or "%" in workspace:
         return None
-    return at, store, workspace
+    return place, store, workspace

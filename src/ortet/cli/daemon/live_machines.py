@@ -22,10 +22,10 @@ def record_machines(store: Path, machines: Mapping[str, Mapping[str, Any]]) -> N
     """Write the records of these machines. Other records stay."""
     for name, about in machines.items():
         file = _record_file(store, name)
-        said = json.dumps(about).encode()
+        data = json.dumps(about).encode()
         with suppress(OSError):  # a full disk must not fail a command
-            if not file.exists() or file.read_bytes() != said:
-                file.write_bytes(said)
+            if not file.exists() or file.read_bytes() != data:
+                file.write_bytes(data)
 
 
 def remove_record(store: Path, name: str) -> None:
@@ -36,12 +36,12 @@ def remove_record(store: Path, name: str) -> None:
 
 def recorded_machines(store: Path) -> dict[str, dict[str, Any]]:
     """Return all recorded machines. Those that no agent holds have died."""
-    found: dict[str, dict[str, Any]] = {}
-    place = store / DAEMON_DIRECTORY
-    for file in sorted(place.glob(f"*{_SUFFIX}")) if place.is_dir() else ():
+    machines: dict[str, dict[str, Any]] = {}
+    directory = store / DAEMON_DIRECTORY
+    for file in sorted(directory.glob(f"*{_SUFFIX}")) if directory.is_dir() else ():
         with suppress(OSError, ValueError):
-            found[unquote(file.name.removesuffix(_SUFFIX))] = json.loads(file.read_bytes())
-    return found
+            machines[unquote(file.name.removesuffix(_SUFFIX))] = json.loads(file.read_bytes())
+    return machines
 
 
 def _record_file(store: Path, name: str) -> Path:

@@ -87,9 +87,9 @@ def retry_in_agent(words: Sequence[str], error: OrtetError, call: CliCall) -> in
     from ortet.cli.terminal.pager import streams_for_agent
 
     try:
-        with streams_for_agent(call.output.start_pager()) as given:
+        with streams_for_agent(call.output.start_pager()) as streams:
             return client.run_command(
-                str(store), name, words, timeout=_COMMAND_TIMEOUT_SECONDS, **given._asdict()
+                str(store), name, words, timeout=_COMMAND_TIMEOUT_SECONDS, **streams._asdict()
             )
     except (client.NoDaemon, client.DaemonLost):
         return None
@@ -97,10 +97,10 @@ def retry_in_agent(words: Sequence[str], error: OrtetError, call: CliCall) -> in
 
 def list_live(store: Path) -> dict[str, LiveMachineInfo]:
     """Return the live machines of a store by name. Empty if no agent runs."""
-    found = control.list_live_machines(store)
+    machines = control.list_live_machines(store)
     return {
         name: msgspec.convert({"name": name, **about}, thread_safe_struct(LiveMachineInfo))
-        for name, about in found.items()
+        for name, about in machines.items()
     }
 
 
@@ -120,18 +120,18 @@ def resolve_name(call: CliCall, name: str | None) -> str:
     """Return the name of the machine: the given one, this directory's, or the only one."""
     if name is not None:
         return name
-    known = list_live(call.hub.root)
+    live = list_live(call.hub.root)
     pointer = call.pointer()
     if pointer is not None:
-        here = os.path.realpath(pointer.directory)
-        ours = [one.name for one in known.values() if os.path.realpath(one.directory) == here]
+        directory = os.path.realpath(pointer.directory)
+        ours = [one.name for one in live.values() if os.path.realpath(one.directory) == directory]
         if row := _machine_of_directory(call, pointer.directory):
             return row
         if len(ours) == 1:
             return ours[0]
         return ""
-    if len(known) == 1:
-        return next(iter(known))
+    if len(live) == 1:
+        return next(iter(live))
     raise Invalid(
         "which_machine", "several machines live: name one with -w (`ortet ps` lists them)"
     )
@@ -147,17 +147,18 @@ def _machine_of_directory(call: CliCall, directory: Path) -> str:
 
 def require_live(call: CliCall, name: str | None) -> LiveMachineInfo:
     """Return a live machine. Raises NotFound("not_live"), with the command that starts it."""
-    meant = resolve_name(call, name)
-    found = list_live(call.hub.root).get(meant)
-    if found is None:
-        if meant:
-            call.hub.workspaces.table.need(meant)
+    machine_name = resolve_name(call, name)
+    live = list_live(call.hub.root).get(machine_name)
+    if live is None:
+        if machine_name:
+            call.hub.workspaces.table.need(machine_name)
+        start = f"ortet start {machine_name}".rstrip()
         raise NotFound(
             "not_live",
-            f"{meant or 'the machine of this directory'} does not live: `ortet start"
-            f"{' ' + meant if meant else ''}` starts it (`ortet ps` lists those that do)",
+            f"{machine_name or 'the machine of this directory'} does not run: `{start}` starts it "
+            "(`ortet ps` lists those that do)",
         )
-    return found
+    return live
 
 
 def find_or_start(
@@ -167,20 +168,21 @@ def find_or_start(
 
     With `restore`, the processes of its last commit are restored.
     """
-    meant = resolve_name(call, name)
-    if found := list_live(call.hub.root).get(meant):
-        if network not in (None, call.hub.workspaces.table.need(meant).network):
+    machine_name = resolve_name(call, name)
+    if live := list_live(call.hub.root).get(machine_name):
+        if network not in (None, call.hub.workspaces.table.need(machine_name).network):
             raise Conflict(
                 "already_live",
-                f"{meant} lives, with the network it has: `ortet stop {meant}`, then start it so",
+                f"{machine_name} runs already, with another network: end it with "
+                f"`ortet stop {machine_name}`, then start it again",
             )
-        return found
+        return live
     words = ["machine", "open", *(["--restore"] if restore else [])]
     words += ["--network", network] if network is not None else []
-    if meant:
-        call.hub.workspaces.table.need(meant)
-        words += ["-w", meant]
-    reply = run_in_agent(call, meant or f"{call.row().name}-live", words, start=True)
+    if machine_name:
+        call.hub.workspaces.table.need(machine_name)
+        words += ["-w", machine_name]
+    reply = run_in_agent(call, machine_name or f"{call.row().name}-live", words, start=True)
     for loss in reply.pop("losses"):
         call.output.note(f"not kept: {loss['path']}: {loss['what']} ({loss['why']})")
     return msgspec.convert(reply, thread_safe_struct(LiveMachineInfo))
@@ -199,9 +201,9 @@ def run_in_agent(
         control.start_agent(store)
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
-        given = ["--json", *words] if call.output.json else list(words)
+        arguments = ["--json", *words] if call.output.json else list(words)
         code = client.run_command(
-            str(store), key, given, streams=(0, write, 2), timeout=_COMMAND_TIMEOUT_SECONDS
+            str(store), key, arguments, streams=(0, write, 2), timeout=_COMMAND_TIMEOUT_SECONDS
         )
     except client.NoDaemon as error:
         os.close(read)

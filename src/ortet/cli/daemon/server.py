@@ -84,12 +84,12 @@ class DaemonServer:
             quiet = time.monotonic() - self._last_request
             if not self._workers and quiet >= self._idle:
                 return
-            left = _POLL_SECONDS if self._workers else min(_POLL_SECONDS, self._idle - quiet)
+            timeout = _POLL_SECONDS if self._workers else min(_POLL_SECONDS, self._idle - quiet)
             by_fd = {worker.sock.fileno(): worker for worker in self._workers.values()}
             poll = select.poll()
             for fd in (self._listener.fileno(), *by_fd):
                 poll.register(fd, select.POLLIN)
-            for fd, _ in poll.poll(left * 1000):
+            for fd, _ in poll.poll(timeout * 1000):
                 if fd in by_fd:
                     self._receive_status(by_fd[fd])
                 else:
@@ -215,24 +215,24 @@ def open_listener(store: Path) -> socket.socket | None:
     """Open the socket of this store's agent, for its owner only. None if another agent has it."""
     place = store / DAEMON_DIRECTORY
     place.mkdir(mode=0o700, exist_ok=True)
-    at = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    seen = os.fstat(at)
-    if seen.st_uid != os.geteuid():
+    directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    stat = os.fstat(directory)
+    if stat.st_uid != os.geteuid():
         return None
-    os.fchmod(at, 0o700)
-    lock = os.open(LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=at)
+    os.fchmod(directory, 0o700)
+    lock = os.open(LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock is held until this process ends
     except BlockingIOError:
         return None
-    unborn = f"{SOCKET_NAME}.new"
+    temporary_name = f"{SOCKET_NAME}.new"
     with suppress(FileNotFoundError):
-        os.unlink(unborn, dir_fd=at)
+        os.unlink(temporary_name, dir_fd=directory)
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"/proc/self/fd/{at}/{unborn}")
+    listener.bind(f"/proc/self/fd/{directory}/{temporary_name}")
     listener.listen(64)
-    os.rename(unborn, SOCKET_NAME, src_dir_fd=at, dst_dir_fd=at)
-    os.close(at)
+    os.rename(temporary_name, SOCKET_NAME, src_dir_fd=directory, dst_dir_fd=directory)
+    os.close(directory)
     return listener
 
 

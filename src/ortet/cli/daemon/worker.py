@@ -109,8 +109,10 @@ class WorkerLoop:
     def _run_request(self, conn: socket.socket, request: DaemonRequest) -> int:
         code = _EXIT_TERMINATED
         request.apply()
-        stop, heard = os.pipe2(os.O_CLOEXEC)
-        listener = threading.Thread(target=self._watch_client, args=(conn, stop), daemon=True)
+        stop_reader, stop_writer = os.pipe2(os.O_CLOEXEC)
+        listener = threading.Thread(
+            target=self._watch_client, args=(conn, stop_reader), daemon=True
+        )
         try:
             conn.sendall(REPLY_BEGUN)
             self._running = True
@@ -121,10 +123,10 @@ class WorkerLoop:
             pass  # the client is gone, or interrupted after the end
         finally:
             self._running = False
-            os.close(heard)
+            os.close(stop_writer)
             if listener.ident:
                 listener.join()
-            os.close(stop)
+            os.close(stop_reader)
             _reset_process()
             self._cache.end_command()
         return code

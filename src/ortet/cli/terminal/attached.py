@@ -34,8 +34,8 @@ def check_terminal() -> None:
 
 def terminal_size() -> tuple[int, int]:
     """Return the rows and columns of the terminal."""
-    found = os.get_terminal_size(0)
-    return found.lines or 24, found.columns or 80
+    size = os.get_terminal_size(0)
+    return size.lines or 24, size.columns or 80
 
 
 def attach(job: Job) -> int | None:
@@ -54,19 +54,19 @@ class DetachDetector:
         """Return the bytes for the shell, and True if the user detaches after them."""
         out = bytearray()
         for code in data:
-            one = bytes((code,))
+            byte = bytes((code,))
             if code == DETACH_BYTE:
                 return bytes(out), True
             if self._pending_tilde:
                 self._pending_tilde = b""
-                if one == b".":
+                if byte == b".":
                     return bytes(out), True
-                out += b"" if one == b"~" else b"~"  # ~~ sends one ~
-            elif self._at_line_start and one == b"~":
-                self._pending_tilde = one
+                out += b"" if byte == b"~" else b"~"  # ~~ sends one ~
+            elif self._at_line_start and byte == b"~":
+                self._pending_tilde = byte
                 continue
-            out += one
-            self._at_line_start = one in (b"\r", b"\n")
+            out += byte
+            self._at_line_start = byte in (b"\r", b"\n")
         return bytes(out), False
 
 
@@ -133,9 +133,9 @@ class _AttachedTerminal:
                 self._resize()
             if 0 in ready:
                 data = os.read(0, _CHUNK)
-                given, leaves = escape.feed(data)
+                typed, leaves = escape.feed(data)
                 with suppress(OrtetError):  # the shell has just ended: the reader thread reports it
-                    self._job.write(given)
+                    self._job.write(typed)
                 if leaves or not data:
                     self._is_detached = True
                     return
@@ -147,11 +147,11 @@ class _AttachedTerminal:
         The wakeup fd is used because any thread may get the signal.
         """
         before: Any = signal.signal(signal.SIGWINCH, lambda *_: None)
-        told = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
+        previous_fd = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         try:
             yield
         finally:
-            signal.set_wakeup_fd(told)
+            signal.set_wakeup_fd(previous_fd)
             signal.signal(signal.SIGWINCH, before)
 
     def _resize(self) -> None:

@@ -146,70 +146,70 @@ def fields(record: object) -> dict[str, Any]:
     """Return a record as a dict, so that keys can be added."""
     import msgspec
 
-    found: dict[str, Any] = msgspec.structs.asdict(record)  # type: ignore[arg-type]
-    return found
+    values: dict[str, Any] = msgspec.structs.asdict(record)  # type: ignore[arg-type]
+    return values
 
 
-def queued_lines(found: UploadBacklog) -> Iterator[str]:
+def queued_lines(backlog: UploadBacklog) -> Iterator[str]:
     """Describe what other hosts cannot read yet, if there is anything."""
-    if found.objects:
-        why = f" ({safe(found.trouble)})" if found.trouble else ""
-        what = f"{plural(found.objects, 'pack')}, {format_size(found.bytes)}"
+    if backlog.objects:
+        why = f" ({safe(backlog.trouble)})" if backlog.trouble else ""
+        what = f"{plural(backlog.objects, 'pack')}, {format_size(backlog.bytes)}"
         yield f"queued  {what}: on this host only until uploaded{why}"
 
 
-def report_text(found: Report) -> str:
+def report_text(report: Report) -> str:
     """Return the result of a restore as text."""
-    parts = [f"{found.written} written", f"{found.removed} removed"]
-    if found.started:
-        parts.append(f"running: {', '.join(map(safe, found.started))}")
+    parts = [f"{report.written} written", f"{report.removed} removed"]
+    if report.started:
+        parts.append(f"running: {', '.join(map(safe, report.started))}")
     return ", ".join(parts)
 
 
 def change_data(
-    found: TreeChange, objects: ObjectStore | None = None, *, patch: bool = False
+    change: TreeChange, objects: ObjectStore | None = None, *, patch: bool = False
 ) -> dict[str, Any]:
     """Return a change for JSON. With `patch`, include its changed lines."""
     data = {
-        "path": found.path,
-        "kind": found.kind,
-        "old_path": found.old_path,
-        "content_changed": found.content_changed,
-        "fields": found.fields,
-        "old_size": found.old.size if found.old else None,
-        "new_size": found.new.size if found.new else None,
+        "path": change.path,
+        "kind": change.kind,
+        "old_path": change.old_path,
+        "content_changed": change.content_changed,
+        "fields": change.fields,
+        "old_size": change.old.size if change.old else None,
+        "new_size": change.new.size if change.new else None,
     }
-    return {**data, "patch": patch_text(found, objects)} if patch and objects else data
+    return {**data, "patch": patch_text(change, objects)} if patch and objects else data
 
 
-def patch_text(found: TreeChange, objects: ObjectStore) -> str:
+def patch_text(change: TreeChange, objects: ObjectStore) -> str:
     """Return a change as a unified diff, or in words if there is no content to compare."""
     from ortet.history.diff.tree_diff import file_diff
 
-    old, new = (None if entry and entry.is_dir else entry for entry in (found.old, found.new))
+    old, new = (None if entry and entry.is_dir else entry for entry in (change.old, change.new))
     text = ""
     if old or new:
-        text = file_diff(objects, old, new, path=found.path, old_path=found.old_path)
-    return text or f"{found.kind}: {_move(found)}\n"
+        text = file_diff(objects, old, new, path=change.path, old_path=change.old_path)
+    return text or f"{change.kind}: {_move(change)}\n"
 
 
 def change_lines(changes: Iterable[TreeChange], paint: Callable[..., str]) -> Iterator[str]:
     """Yield one line for each change."""
-    for found in changes:
-        mark = paint(CHANGE_MARKS[found.kind], fg=CHANGE_COLORS.get(found.kind))
-        slash = "/" if _is_dir(found) else ""
-        what = f" ({', '.join(found.fields)})" if found.kind == "metadata" else ""
-        yield f"  {mark} {_move(found)}{slash}{what}"
+    for change in changes:
+        mark = paint(CHANGE_MARKS[change.kind], fg=CHANGE_COLORS.get(change.kind))
+        slash = "/" if _is_dir(change) else ""
+        what = f" ({', '.join(change.fields)})" if change.kind == "metadata" else ""
+        yield f"  {mark} {_move(change)}{slash}{what}"
 
 
-def _is_dir(found: TreeChange) -> bool:
-    entry = found.new or found.old
+def _is_dir(change: TreeChange) -> bool:
+    entry = change.new or change.old
     return entry is not None and entry.is_dir
 
 
-def _move(found: TreeChange) -> str:
-    old = f"{safe(found.old_path)} -> " if found.old_path else ""
-    return f"{old}{safe(found.path)}"
+def _move(change: TreeChange) -> str:
+    old = f"{safe(change.old_path)} -> " if change.old_path else ""
+    return f"{old}{safe(change.path)}"
 
 
 def change_counts(changes: Sequence[TreeChange]) -> list[str]:
@@ -219,10 +219,12 @@ def change_counts(changes: Sequence[TreeChange]) -> list[str]:
     return [", ".join(parts) or "no difference"]
 
 
-def conflict_text(found: FileConflict | Mapping[str, Any]) -> str:
+def conflict_text(conflict: FileConflict | Mapping[str, Any]) -> str:
     """Return a merge conflict as text."""
     path, kind = (
-        (found["path"], found["kind"]) if isinstance(found, Mapping) else (found.path, found.kind)
+        (conflict["path"], conflict["kind"])
+        if isinstance(conflict, Mapping)
+        else (conflict.path, conflict.kind)
     )
     return f"{safe(path)}: {CONFLICT_TEXTS.get(kind, kind)}"
 

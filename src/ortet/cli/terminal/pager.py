@@ -35,9 +35,9 @@ def pager_command() -> str:
     from ortet.config.environment import read_variable
 
     for name in ("ORTET_PAGER", "PAGER"):
-        said = read_variable(name)
-        if said is not None:
-            return "" if said.strip() in _OFF else said
+        value = read_variable(name)
+        if value is not None:
+            return "" if value.strip() in _OFF else value
     return "" if read_variable("TERM") in (None, "dumb") else _DEFAULT
 
 
