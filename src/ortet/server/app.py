@@ -64,14 +64,14 @@ def make_app(
     settings = settings or ServeSettings()
     tenants = Tenants(root, open_hub, settings)
     home = open_hub(root, True)
-    desk = AppContext(_make_authenticator(home, policy), tenants, settings, cache=home.cache)
-    streams = Streams(desk)
-    health = Health(desk, store_health_checks(home, min_free_bytes))
-    register_metrics(desk, lambda: streams.count)
+    context = AppContext(_make_authenticator(home, policy), tenants, settings, cache=home.cache)
+    streams = Streams(context)
+    health = Health(context, store_health_checks(home, min_free_bytes))
+    register_metrics(context, lambda: streams.count)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        sweeping = asyncio.create_task(_drop_old_keys_hourly(desk))
+        sweeping = asyncio.create_task(_drop_old_keys_hourly(context))
         try:
             yield
         finally:
@@ -82,29 +82,29 @@ def make_app(
             stuck = await anyio.to_thread.run_sync(tenants.close, settings.grace)
             if stuck:
                 _log.warning("sessions were busy at the end", extra={"fields": {"count": stuck}})
-            desk.threads.close()
+            context.threads.close()
             await health.finish_checks()
             home.close()
 
     register_url_convertor("int", EventNumberConvertor())
-    table = operation_endpoints(desk)
+    table = operation_endpoints(context)
     app = Starlette(
         routes=[
             *health.routes(),
-            *login_routes(desk),
+            *login_routes(context),
             *OpenApiDocument().routes(),
             *streaming_routes(streams),
-            *raw_routes(make_grant(desk), settings.body_seconds),
+            *raw_routes(make_grant(context), settings.body_seconds),
             *routes(table),
-            *page_routes(desk, streams),
+            *page_routes(context, streams),
         ],
         lifespan=lifespan,
         exception_handlers={OrtetError: _on_ortet_error, HTTPException: _no_route, Exception: _bug},
     )
-    app.state.desk = desk
+    app.state.desk = context
     app.state.streams = streams
     app.state.health = health
-    app.state.entry = RequestMiddleware(app, desk, RouteTable(table), declared_paths(app.routes))
+    app.state.entry = RequestMiddleware(app, context, RouteTable(table), declared_paths(app.routes))
     return app
 
 
@@ -123,14 +123,14 @@ async def _drop_old_keys_hourly(context: AppContext) -> None:
 
 def declared_paths(routes: Sequence[BaseRoute], prefix: str = "") -> dict[Any, str]:
     """Return the declared path of each endpoint, for logs and metrics."""
-    found: dict[Any, str] = {}
+    paths: dict[Any, str] = {}
     for route in routes:
         if isinstance(route, Mount):
-            found |= {route.app: f"{prefix}{route.path}/*"}
-            found |= declared_paths(route.routes, prefix + route.path)
+            paths |= {route.app: f"{prefix}{route.path}/*"}
+            paths |= declared_paths(route.routes, prefix + route.path)
         elif isinstance(route, Route | WebSocketRoute):
-            found[route.endpoint] = prefix + route.path
-    return found
+            paths[route.endpoint] = prefix + route.path
+    return paths
 
 
 def operation_endpoints(context: AppContext) -> list[tuple[str, str, Endpoint]]:

@@ -53,11 +53,11 @@ def endpoint(context: AppContext, operation: Operation) -> Callable[[Request], A
             call.body = await read_body(request, limits.body << 20, limits.body_seconds)
         if operation.target is Session:
             async with context.session_queue(request):
-                found = await context.in_thread(call.answer)
+                response = await context.in_thread(call.answer)
         else:
-            found = await context.in_thread(call.answer)
-        headers = {"etag": found.etag} if found.etag else None
-        return Response(found.body, found.status, headers=headers, media_type=JSON)
+            response = await context.in_thread(call.answer)
+        headers = {"etag": response.etag} if response.etag else None
+        return Response(response.body, response.status, headers=headers, media_type=JSON)
 
     return answer
 
@@ -144,8 +144,8 @@ class _Call:
                 return self._response(do(view, **arguments), _etag(view))
         with pool.open_session(row) as session, sight.restrict_hub(caller, hub_of(session)):
             self._check_head(session)
-            found = do(session, **arguments)
-            return self._response(found, _etag(session) if operation.moves_head else "")
+            value = do(session, **arguments)
+            return self._response(value, _etag(session) if operation.moves_head else "")
 
     def _check_host_access(self, pool: SessionPool, caller: Caller) -> None:
         """Check host access, but only after the check that the caller may see the session."""

@@ -152,19 +152,19 @@ def error_schema() -> Json:
 
 def error_answers() -> Json:
     """Return one response component for each error status."""
-    found: Json = {}
+    answers: Json = {}
     for status, text in ERRORS.items():
         headers = []
         if status == 401:
             headers.append("WWW-Authenticate")
         if status in _RETRY_AFTER_STATUSES:
             headers.append("Retry-After")
-        found[f"Error{status}"] = {
+        answers[f"Error{status}"] = {
             "description": text,
             **response_headers(*headers),
             "content": {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}},
         }
-    return found
+    return answers
 
 
 def response_headers(*names: str) -> Json:
@@ -365,14 +365,14 @@ def build_document() -> Json:
     paths: Json = fixed_paths()
     tags = dict(_TAGS)
     for operation in table:
-        at = paths.setdefault(_strip_converters(operation.path), {})
-        at[operation.method.lower()] = _operation(operation, schemas, components)
+        item = paths.setdefault(_strip_converters(operation.path), {})
+        item[operation.method.lower()] = _operation(operation, schemas, components)
         text = TAG_DESCRIPTIONS.get(operation.tag) or _module_doc(operation.handler)
         tags.setdefault(operation.tag, text)
-    for flow in STREAMING_ROUTES:
-        at = paths.setdefault(_strip_converters(flow.path), {})
-        at[flow.method.lower()] = _streaming_operation(flow, schemas, components)
-        tags.setdefault(_route_tag(flow), _module_doc(flow.handler))
+    for route in STREAMING_ROUTES:
+        item = paths.setdefault(_strip_converters(route.path), {})
+        item[route.method.lower()] = _streaming_operation(route, schemas, components)
+        tags.setdefault(_route_tag(route), _module_doc(route.handler))
     paths.setdefault(TERMINAL, {})["get"] = _terminal(schemas, components)
     return {
         "openapi": "3.1.0",
@@ -397,17 +397,17 @@ def _schemas(table: list[Operation]) -> tuple[dict[Any, Json], Json]:
         types += [
             one for one in (operation.request_type, operation.response_type) if one is not None
         ]
-    for flow in STREAMING_ROUTES:
-        types += [one for one in (flow.request_type, flow.response_type) if one is not None]
+    for route in STREAMING_ROUTES:
+        types += [one for one in (route.request_type, route.response_type) if one is not None]
     types = list(dict.fromkeys(types))
-    found, components = msgspec.json.schema_components(
+    schemas, components = msgspec.json.schema_components(
         types, ref_template="#/components/schemas/{name}", schema_hook=lambda _: {"type": "string"}
     )
-    for one in components.values():
-        if "description" in one:
-            one["description"] = inspect.cleandoc(one["description"])
-        describe_properties(one)
-    return dict(zip(types, found, strict=True)), dict(components)
+    for component in components.values():
+        if "description" in component:
+            component["description"] = inspect.cleandoc(component["description"])
+        describe_properties(component)
+    return dict(zip(types, schemas, strict=True)), dict(components)
 
 
 def _operation(operation: Operation, schemas: dict[Any, Json], components: Json) -> Json:
@@ -433,16 +433,16 @@ def _operation(operation: Operation, schemas: dict[Any, Json], components: Json)
         **(response_headers("ETag") if tagged else {}),
         "content": {JSON: {"schema": schemas.get(operation.response_type, {"type": "null"})}},
     }
-    made = _operation_object(operation.name, operation.tag, operation.text, operation.needs)
+    entry = _operation_object(operation.name, operation.tag, operation.text, operation.needs)
     if operation.needs_host:
-        made["description"] = _join_paragraphs(made["description"], _HOST_ACCESS_TEXT)
+        entry["description"] = _join_paragraphs(entry["description"], _HOST_ACCESS_TEXT)
     if ask and operation.in_query:
-        made["description"] = _join_paragraphs(made["description"], _doc(operation.request_type))
-    made["parameters"] = parameters
+        entry["description"] = _join_paragraphs(entry["description"], _doc(operation.request_type))
+    entry["parameters"] = parameters
     if not operation.in_query and (body := _body(operation, schemas, ask, in_path)):
-        made["requestBody"] = body
-    made["responses"] = {str(operation.status): answer, **error_refs(*statuses)}
-    return made
+        entry["requestBody"] = body
+    entry["responses"] = {str(operation.status): answer, **error_refs(*statuses)}
+    return entry
 
 
 def _streaming_operation(route: StreamingRoute, schemas: dict[Any, Json], components: Json) -> Json:
@@ -475,26 +475,29 @@ def _streaming_operation(route: StreamingRoute, schemas: dict[Any, Json], compon
             **response_headers("Content-Range"),
         }
         parameters += [_parameter_ref("Range"), _parameter_ref("IfNoneMatch")]
-    made = _operation_object(route.name, _route_tag(route), route.text, route.needs)
-    made["description"] = _join_paragraphs(made["description"], _doc(route.request_type))
+    entry = _operation_object(route.name, _route_tag(route), route.text, route.needs)
+    entry["description"] = _join_paragraphs(entry["description"], _doc(route.request_type))
     if route.request_media:
         parameters += [_parameter_ref(IDEMPOTENCY_KEY), _parameter_ref("ContentDigest")]
-        made["requestBody"] = {"required": True, "content": {route.request_media: {}}}
+        entry["requestBody"] = {"required": True, "content": {route.request_media: {}}}
         statuses += _WRITE_STATUSES
-    made["parameters"] = parameters
-    made["responses"] = {**answers, **error_refs(*statuses)}
-    return made
+    entry["parameters"] = parameters
+    entry["responses"] = {**answers, **error_refs(*statuses)}
+    return entry
 
 
 def _terminal(schemas: dict[Any, Json], components: Json) -> Json:
     ask = _request_schema(Attach, schemas, components)
-    made = _operation_object("terminal", "terminal", _doc(terminal), "write")
+    entry = _operation_object("terminal", "terminal", _doc(terminal), "write")
     frames = _module_doc(terminal, after_summary=True)
-    made["description"] = _join_paragraphs(made["description"], frames, _doc(Attach))
-    made["parameters"] = [*_path_parameters(TERMINAL, {}), *_query_parameters(ask, ())]
+    entry["description"] = _join_paragraphs(entry["description"], frames, _doc(Attach))
+    entry["parameters"] = [*_path_parameters(TERMINAL, {}), *_query_parameters(ask, ())]
     switched = {"description": "The connection becomes a WebSocket."}
-    made["responses"] = {"101": switched, **error_refs(*_COMMON_STATUSES, 404, 409, 422, 501)}
-    return made
+    entry["responses"] = {
+        "101": switched,
+        **error_refs(*_COMMON_STATUSES, 404, 409, 422, 501),
+    }
+    return entry
 
 
 def _operation_object(name: str, tag: str, text: str, needs: str) -> Json:
@@ -512,22 +515,22 @@ def _request_schema(request_type: Any, schemas: dict[Any, Json], components: Jso
     """Return the object schema of a request, with its fields."""
     if request_type is None:
         return {}
-    found: Json = components[schemas[request_type]["$ref"].rpartition("/")[2]]
-    return found
+    schema: Json = components[schemas[request_type]["$ref"].rpartition("/")[2]]
+    return schema
 
 
 def _path_parameters(path: str, request_schema: Json) -> Iterator[Json]:
     for part in path.split("{")[1:]:
         name, _, how = part.partition("}")[0].partition(":")
         schema = request_schema.get("properties", {}).get(name, {"type": "string"})
-        made = {"name": name, "in": "path", "required": True}
+        parameter = {"name": name, "in": "path", "required": True}
         if schema.get("type") == "string":
             schema = {"minLength": 1, **schema}
         if name == "session":
-            made["description"] = _SESSION_PARAMETER_TEXT
+            parameter["description"] = _SESSION_PARAMETER_TEXT
         elif how == "path":
-            made["description"] = "The value may contain slashes."
-        yield {**made, "schema": schema}
+            parameter["description"] = "The value may contain slashes."
+        yield {**parameter, "schema": schema}
 
 
 def _query_parameters(request_schema: Json, in_path: Any) -> Iterator[Json]:
@@ -535,12 +538,14 @@ def _query_parameters(request_schema: Json, in_path: Any) -> Iterator[Json]:
     for name, schema in request_schema.get("properties", {}).items():
         if name not in in_path:
             # a parameter that is left out is null; a query cannot express null otherwise
-            given = {key: one for key, one in schema.items() if (key, one) != ("default", None)}
-            given |= _unless_null(given.pop("anyOf", ()))
-            made: Json = {"name": name, "in": "query", "required": name in required}
-            if text := given.pop("description", ""):
-                made["description"] = text
-            yield {**made, "schema": given}
+            own_schema = {
+                key: one for key, one in schema.items() if (key, one) != ("default", None)
+            }
+            own_schema |= _unless_null(own_schema.pop("anyOf", ()))
+            parameter: Json = {"name": name, "in": "query", "required": name in required}
+            if text := own_schema.pop("description", ""):
+                parameter["description"] = text
+            yield {**parameter, "schema": own_schema}
 
 
 def _unless_null(kinds: Any) -> Json:

@@ -89,11 +89,9 @@ def paginate(items: Sequence[_Item], ask: Paged, key: Callable[[_Item], object])
         start = cursor_number(place)
         behind = (n for n, item in enumerate(items, 1) if str(key(item)) == name)
         start = next(behind, start)
-    found = list(items[start : start + ask.limit])
-    more = start + len(found) < len(items)
-    return Page(
-        found, encode_cursor(start + len(found), key(found[-1])) if found and more else None
-    )
+    page = list(items[start : start + ask.limit])
+    more = start + len(page) < len(items)
+    return Page(page, encode_cursor(start + len(page), key(page[-1])) if page and more else None)
 
 
 def _bad_cursor() -> Invalid:

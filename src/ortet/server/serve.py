@@ -245,12 +245,12 @@ class _UvicornServer(uvicorn.Server):
 
         A server that stopped on request did not fail, so its exit code is 0.
         """
-        before = {one: signal.signal(one, self.handle_exit) for one in _SIGNALS}
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
         try:
             yield
         finally:
-            for one, handler in before.items():
-                signal.signal(one, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         del frame

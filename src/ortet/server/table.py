@@ -69,13 +69,13 @@ def _match_raw_path(
     raw: bytes = scope.get("raw_path") or b""
     if b"%2f" not in raw.lower():
         return matches(scope)
-    found, child = matches({**scope, "path": raw.decode("latin-1")})
-    if found is not Match.NONE:
+    match, child = matches({**scope, "path": raw.decode("latin-1")})
+    if match is not Match.NONE:
         named = child["path_params"].items()
         child["path_params"] = {
             name: unquote(value) if isinstance(value, str) else value for name, value in named
         }
-    return found, child
+    return match, child
 
 
 class RouteTable:
@@ -107,24 +107,24 @@ class RouteTable:
         The raw path is split before it is decoded, so that a parameter may contain %2F.
         """
         parts = raw_path.decode("latin-1").split("/")[1:]
-        found = self._walk(self._root, parts, 0, [], method)
-        if found is None:
+        entry = self._walk(self._root, parts, 0, [], method)
+        if entry is None:
             return None
-        (endpoint, route, names), values = found
+        (endpoint, route, names), values = entry
         return RouteMatch(endpoint, route, dict(zip(names, map(unquote, values), strict=True)))
 
     def _walk(
-        self, node: _RouteNode, parts: list[str], at: int, values: list[str], method: str
+        self, node: _RouteNode, parts: list[str], depth: int, values: list[str], method: str
     ) -> tuple[Any, list[str]] | None:
-        if at == len(parts):
+        if depth == len(parts):
             end = node.endpoints.get(method)
             return (end, values) if end is not None else None
-        part = parts[at]
+        part = parts[depth]
         next_ = node.literal_children.get(part)
         if next_ is not None:
-            found = self._walk(next_, parts, at + 1, values, method)
-            if found is not None:
-                return found
+            entry = self._walk(next_, parts, depth + 1, values, method)
+            if entry is not None:
+                return entry
         if node.parameter_child is not None and part:
-            return self._walk(node.parameter_child, parts, at + 1, [*values, part], method)
+            return self._walk(node.parameter_child, parts, depth + 1, [*values, part], method)
         return None

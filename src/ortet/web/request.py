@@ -65,8 +65,8 @@ class PageRequest:
     @property
     def path_params(self) -> dict[str, str]:
         """The path parameters of the address."""
-        found: dict[str, str] = self.request.path_params
-        return found
+        params: dict[str, str] = self.request.path_params
+        return params
 
     @property
     def query(self) -> dict[str, str]:
@@ -105,8 +105,8 @@ class PageRequest:
 
     def has_static_file(self, name: str) -> bool:
         """Return True if this static file exists. Third-party files are optional."""
-        look: Any = self._templates.globals["has_static"]
-        return bool(look(name))
+        has_static: Any = self._templates.globals["has_static"]
+        return bool(has_static(name))
 
     def render(self, template: str, status: int = 200, **variables: Any) -> Response:
         """Render a page. Templates get `visit`, `who`, `theme`, `tabs` and `variables`."""
@@ -142,19 +142,19 @@ def page_endpoint(
 
     async def answer(request: Request) -> Response:
         try:
-            found: Response = await context.in_thread(partial(drawn, request))
+            response: Response = await context.in_thread(partial(drawn, request))
         except OrtetError as error:
             return error_page(templates, request, error)
-        return found
+        return response
 
     return answer
 
 
 def error_page(templates: Environment, request: Request, error: OrtetError) -> Response:
     """Return an error as a page for browsers, or as JSON for scripts."""
-    told = error_response(error)
+    response = error_response(error)
     if HTML not in request.headers.get("accept", ""):
-        return told
+        return response
     name = "login.html" if isinstance(error, Unauthorized) else "error.html"
     text = templates.get_template(name).render(
         error=error,
@@ -162,11 +162,11 @@ def error_page(templates: Environment, request: Request, error: OrtetError) -> R
             error_body(error)["message"].encode("utf-8", "backslashreplace")
         ).decode(),
         theme=theme_of(request),
-        status=told.status_code,
+        status=response.status_code,
         back=request.url.path,
         who=None,
     )
-    return html(text, told.status_code)
+    return html(text, response.status_code)
 
 
 def html(text: str, status: int = 200) -> Response:
@@ -176,8 +176,8 @@ def html(text: str, status: int = 200) -> Response:
 
 def theme_of(request: Request) -> str:
     """Return the theme of the cookie: "dark", "light", or "" for that of the system."""
-    found = request.cookies.get(THEME, "")
-    return found if found in ("dark", "light") else ""
+    theme = request.cookies.get(THEME, "")
+    return theme if theme in ("dark", "light") else ""
 
 
 # Helpers that the pages of a session share: the query, and the variables of the page frame.

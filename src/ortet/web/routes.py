@@ -59,14 +59,14 @@ PAGES: tuple[tuple[str, PageView], ...] = (
 
 def page_routes(context: AppContext, streams: Streams) -> list[BaseRoute]:
     """Return the routes of all pages and static files."""
-    shelf = StaticAssets()
-    templates = make_environment(shelf)
+    assets = StaticAssets()
+    templates = make_environment(assets)
     return [
-        Route("/static/{version}/{name:path}", shelf.answer, name="static"),
+        Route("/static/{version}/{name:path}", assets.answer, name="static"),
         Route("/login", partial(_login, templates), methods=["GET"], name="login page"),
         *ApiReferencePage(templates).routes(),
         *live_routes(streams),
-        Route("/favicon.ico", partial(_icon, shelf), name="icon"),
+        Route("/favicon.ico", partial(_icon, assets), name="icon"),
         *(
             RawPathRoute(path, page_endpoint(context, templates, draw, TABS), name=path)
             for path, draw in (*PAGES, *tree_pages())

@@ -40,9 +40,9 @@ class StaticAssets:
     def __init__(self, directory: Path = STATIC_DIRECTORY, vendor: Path = VENDOR_DIRECTORY) -> None:
         self._files: dict[str, _StaticFile] = {}
         whole = sha256()
-        found = [(path, path.relative_to(directory).as_posix()) for path in directory.rglob("*")]
-        found += [(path, f"vendor/{path.name}") for path in vendor.glob("*")]
-        for path, name in sorted(found, key=lambda one: one[1]):
+        paths = [(path, path.relative_to(directory).as_posix()) for path in directory.rglob("*")]
+        paths += [(path, f"vendor/{path.name}") for path in vendor.glob("*")]
+        for path, name in sorted(paths, key=lambda one: one[1]):
             media = _MEDIA.get(path.suffix)
             if media is not None and path.is_file():
                 data = path.read_bytes()
@@ -61,13 +61,16 @@ class StaticAssets:
 
     async def answer(self, request: Request) -> Response:
         """Answer GET /static/{version}/{name}. Files of another version are not cached."""
-        found = self._files.get(request.path_params["name"])
-        if found is None:
+        file = self._files.get(request.path_params["name"])
+        if file is None:
             return error_response(
                 NotFound("no_route", "the file does not exist: load the page again")
             )
-        now = request.path_params["version"] == self.version
-        headers = {"etag": found.tag, "cache-control": _IMMUTABLE_CACHE if now else "no-cache"}
-        if found.tag in request.headers.get("if-none-match", ""):
+        is_current = request.path_params["version"] == self.version
+        headers = {
+            "etag": file.tag,
+            "cache-control": _IMMUTABLE_CACHE if is_current else "no-cache",
+        }
+        if file.tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
-        return Response(found.data, media_type=found.media, headers=headers)
+        return Response(file.data, media_type=file.media, headers=headers)

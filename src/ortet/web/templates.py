@@ -24,7 +24,7 @@ def make_environment(assets: StaticAssets) -> Environment:
     """Return the template environment. Every value is escaped unless it is Markup."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    found = Environment(
+    environment = Environment(
         loader=FileSystemLoader(TEMPLATES_DIRECTORY),
         autoescape=True,
         undefined=StrictUndefined,
@@ -32,9 +32,9 @@ def make_environment(assets: StaticAssets) -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    found.globals["static"] = assets.address
-    found.globals["has_static"] = assets.has
-    found.filters |= {
+    environment.globals["static"] = assets.address
+    environment.globals["has_static"] = assets.has
+    environment.filters |= {
         "ago": ago,
         "amount": amount,
         "line": output.single_line,
@@ -45,7 +45,7 @@ def make_environment(assets: StaticAssets) -> Environment:
         "size": output.format_size,
         "title_of": title_of,
     }
-    return found
+    return environment
 
 
 def ago(ns: int) -> Markup:

@@ -48,10 +48,10 @@ class Authenticator:
             Unauthorized: The request has no token, two tokens, or an invalid one.
             Refused: A page of another site sent the request.
         """
-        shown = connection.headers.getlist("authorization")
-        if len(shown) > 1:  # a proxy may have checked the other one
+        headers = connection.headers.getlist("authorization")
+        if len(headers) > 1:  # a proxy may have checked the other one
             raise Unauthorized("bad_token", "the request has two tokens: send one")
-        scheme, _, token = "".join(shown).partition(" ")
+        scheme, _, token = "".join(headers).partition(" ")
         if scheme.lower() == "bearer" and token:
             return self.caller_of_token(token.strip())
         self.check_origin(connection)
@@ -69,27 +69,27 @@ class Authenticator:
 
     def caller_of_token(self, token: str) -> Caller:
         """Return the caller of a token, or raise Unauthorized."""
-        found = self._find_caller(token)
-        if found is None:
+        caller = self._find_caller(token)
+        if caller is None:
             raise Unauthorized(
                 "bad_token", "this token is unknown, revoked or expired: get another"
             )
-        return found
+        return caller
 
     def _find_caller(self, token: str) -> Caller | None:
-        found = self._tokens.find_caller(token)
-        if found is not None and self.policy.may_run and found.may("write"):
-            return msgspec.structs.replace(found, runs=True)
-        return found
+        caller = self._tokens.find_caller(token)
+        if caller is not None and self.policy.may_run and caller.may("write"):
+            return msgspec.structs.replace(caller, runs=True)
+        return caller
 
     def check_host(self, scope: Scope) -> None:
         """Raise Refused if the Host header is not an allowed name.
 
         Health probes are exempt, because load balancers send them to an IP address.
         """
-        given = [value for name, value in scope["headers"] if name == b"host"]
-        name = ", ".join(host_name(value.decode("latin-1")) for value in given)
-        if len(given) < 2 and (not self.policy.hosts or scope["path"] in PROBES):
+        headers = [value for name, value in scope["headers"] if name == b"host"]
+        name = ", ".join(host_name(value.decode("latin-1")) for value in headers)
+        if len(headers) < 2 and (not self.policy.hosts or scope["path"] in PROBES):
             return
         if name not in self.policy.hosts:
             raise Refused(

@@ -68,10 +68,10 @@ class CommitVisibility:
                 self._visible_commits.popitem(last=False)
             todo = [head for head in _visible_heads(hub, caller) if head not in known]
             while todo:
-                one = todo.pop()
-                if one not in known:
-                    known.add(one)
-                    todo += [Oid(parent) for parent in hub.history.read(one).parents]
+                commit = todo.pop()
+                if commit not in known:
+                    known.add(commit)
+                    todo += [Oid(parent) for parent in hub.history.read(commit).parents]
             return oid in known
 
 
@@ -80,15 +80,15 @@ def _visible_heads(hub: Hub, caller: Caller) -> set[Oid]:
 
     Commits that a restore left stay readable.
     """
-    found: set[Oid] = set()
+    heads: set[Oid] = set()
     for row in hub.sessions():
         if caller.sees(row.agent):
             head = hub.catalog.head(f"branch:{row.branch}")
             if head is not None:
-                found.add(head.oid)
+                heads.add(head.oid)
             for op in since_creation(hub.refs.reflog(row.branch)):
-                found |= {Oid(one) for one in (op.old, op.new) if one is not None}
-    return {oid for oid in found if _is_readable(hub, oid)}
+                heads |= {Oid(one) for one in (op.old, op.new) if one is not None}
+    return {oid for oid in heads if _is_readable(hub, oid)}
 
 
 def _is_readable(hub: Hub, oid: Oid) -> bool:

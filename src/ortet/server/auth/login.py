@@ -50,11 +50,11 @@ async def _login(context: AppContext, request: Request) -> Response:
         if media == _FORM:
             return RedirectResponse("/login?" + urlencode({"wrong": "", "next": _next(body)}), 303)
         raise
-    told = {"token": caller.token, "name": caller.name, "allows": caller.allows}
+    caller_data = {"token": caller.token, "name": caller.name, "allows": caller.allows}
     answer = (
         RedirectResponse(_next(body), 303)
         if media == _FORM
-        else Response(msgspec.json.encode(told), media_type=JSON)
+        else Response(msgspec.json.encode(caller_data), media_type=JSON)
     )
     answer.set_cookie(COOKIE, token, max_age=_COOKIE_SECONDS, **_cookie_options(request))
     return answer

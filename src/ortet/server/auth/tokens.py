@@ -174,22 +174,22 @@ class Tokens:
                 "ambiguous", f"{name_or_id!r} may be {', '.join(named)}: say which of them"
             )
         id_ = named[0] if named else ""
-        found = self._catalog.row(TOKEN_KIND, id_) if named else None
-        if found is None:
+        stored = self._catalog.row(TOKEN_KIND, id_) if named else None
+        if stored is None:
             raise NotFound(
                 "no_token", f"there is no token {name_or_id!r}: `ortet access ls` lists them"
             )
-        change = RowChange(TOKEN_KIND, id_, None, expect=found.version)
+        change = RowChange(TOKEN_KIND, id_, None, expect=stored.version)
         self._catalog.move([], verb="token", rows=[change])
-        return decode(TokenRow, found.value)
+        return decode(TokenRow, stored.value)
 
     def find_caller(self, token: str) -> Caller | None:
         """Return the caller of a token, or None if it is unknown, wrong, revoked or expired."""
         prefix, _, rest = token.partition("_")
         id_, _, secret = rest.partition("_")
         known = prefix == PREFIX and id_.isalnum() and id_.isascii()
-        found = self._catalog.row(TOKEN_KIND, id_) if known else None
-        row = decode(TokenRow, found.value) if found else None
+        stored = self._catalog.row(TOKEN_KIND, id_) if known else None
+        row = decode(TokenRow, stored.value) if stored else None
         digest = _hash(secret)
         # Compare even without a row, so that the response time does not reveal if the id exists.
         same = hmac.compare_digest(digest, row.hash if row else bytes(len(digest)))

@@ -144,9 +144,9 @@ class _IdempotentRequest:
     def _claim_key(self) -> IdempotencyRow | None:
         """Return None if the key was claimed now, else its existing row."""
         while True:
-            found = self._find()
-            if found is not None:
-                return decode(IdempotencyRow, found.value)
+            existing = self._find()
+            if existing is not None:
+                return decode(IdempotencyRow, existing.value)
             # Require that the key is also absent for the days before and after: clocks of servers
             # may differ.
             others = [
@@ -165,9 +165,9 @@ class _IdempotentRequest:
 
     def _find(self) -> CatalogRow | None:
         for day in (self._day, self._day - 1, self._day + 1):
-            found = self._hub.catalog.row(f"{IDEMPOTENCY_KIND}/{day}", self._row_key)
-            if found is not None:
-                return found
+            row = self._hub.catalog.row(f"{IDEMPOTENCY_KIND}/{day}", self._row_key)
+            if row is not None:
+                return row
         return None
 
     def _replay_response(self, row: IdempotencyRow) -> RecordedResponse:

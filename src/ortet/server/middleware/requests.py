@@ -54,34 +54,34 @@ class RequestMiddleware:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        visit = _RequestTracker(self._context, scope, send)
-        with self._tracer.request_span(visit.method, scope["headers"]) as span:
+        tracker = _RequestTracker(self._context, scope, send)
+        with self._tracer.request_span(tracker.method, scope["headers"]) as span:
             try:
-                await self._answer(visit, scope, receive)
+                await self._answer(tracker, scope, receive)
             finally:
-                visit.finish(self._routes)
-                fields = visit.fields
+                tracker.finish(self._routes)
+                fields = tracker.fields
                 if span is not None:
                     self._tracer.record_response(span, fields)
                 self._context.metrics.record_request(
-                    visit.method, fields["route"], visit.status, fields["ms"] / 1000
+                    tracker.method, fields["route"], tracker.status, fields["ms"] / 1000
                 )
                 _log.log(_level(fields), "request", extra={"fields": fields})
 
     async def _answer(self, tracker: _RequestTracker, scope: Scope, receive: Receive) -> None:
         try:
             tracker.admit()
-            found = (
+            match = (
                 self._table.find(tracker.method, scope["raw_path"])
                 if scope["type"] == "http"
                 else None
             )
-            if found is None:
+            if match is None:
                 await self._app(scope, receive, tracker.send)
                 return
-            scope["path_params"] = found.path_params
-            tracker.route = found.route
-            answer = await found.endpoint(Request(scope, receive, tracker.send))
+            scope["path_params"] = match.path_params
+            tracker.route = match.route
+            answer = await match.endpoint(Request(scope, receive, tracker.send))
         except OrtetError as error:
             answer = error_response(error)
         except Exception as error:
@@ -118,8 +118,8 @@ class _RequestTracker:
         self._state: dict[str, Any] = scope.setdefault("state", {})
         self._started_at = time.perf_counter()
         self._is_admitted = False
-        given = next((v for name, v in scope["headers"] if name == b"x-request-id"), b"")
-        self.id = given.decode() if _ID.match(given) else secrets.token_hex(8)
+        request_id = next((v for name, v in scope["headers"] if name == b"x-request-id"), b"")
+        self.id = request_id.decode() if _ID.match(request_id) else secrets.token_hex(8)
         self.method: str = scope.get("method", "WEBSOCKET")
         self.route = ""
         self.status = 500

@@ -128,14 +128,14 @@ def store_health_checks(hub: Hub, min_free_bytes: int) -> list[HealthCheck]:
     """Return the checks of a store. Its disk must have `min_free_bytes` free."""
     shared = is_shared(hub.url)
     rows = "database" if shared else "store"
-    found = [
+    checks = [
         HealthCheck("disk", partial(_check_disk_space, str(hub.root), min_free_bytes)),
         HealthCheck(rows, partial(_check_catalog_writable, hub, rows)),
     ]
     if shared:  # journals and cached objects need no bucket
         look = partial(hub.bucket.check_reachable, _LOCK_TIMEOUT_SECONDS)
-        found.append(HealthCheck("bucket", look, vital=False))
-    return found
+        checks.append(HealthCheck("bucket", look, vital=False))
+    return checks
 
 
 def _check_disk_space(root: str, min_free_bytes: int) -> None:
@@ -162,8 +162,8 @@ async def run_checks(checks: Sequence[HealthCheck]) -> list[str]:
     Raises:
         Unavailable: `not_ready`, if a vital check failed.
     """
-    told = await asyncio.gather(*(part.problem() for part in checks))
-    wrong = [(part, words) for part, words in zip(checks, told, strict=True) if words]
+    problems = await asyncio.gather(*(part.problem() for part in checks))
+    wrong = [(part, words) for part, words in zip(checks, problems, strict=True) if words]
     names = [part.name for part, _ in wrong]
     if any(part.vital for part, _ in wrong):
         words = ", ".join(words for _, words in wrong)
@@ -208,8 +208,8 @@ class Health:
     async def _ready(self, _: Request) -> Response:
         if self.stopping:
             raise Unavailable("stopping", "this server is stopping: use another server")
-        found = await run_checks(self._checks)
-        answer = {"ready": True, "not_well": found} if found else {"ready": True}
+        failed = await run_checks(self._checks)
+        answer = {"ready": True, "not_well": failed} if failed else {"ready": True}
         return Response(msgspec.json.encode(answer), media_type=JSON)
 
     async def _metrics(self, _: Request) -> Response:

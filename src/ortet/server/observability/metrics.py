@@ -40,10 +40,10 @@ class _LabelledCounter(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Yield the counter with its present values."""
-        found = CounterMetricFamily(self._name, self._text, labels=[self._label])
+        family = CounterMetricFamily(self._name, self._text, labels=[self._label])
         for key, value in self._values().items():
-            found.add_metric([key], value)
-        yield found
+            family.add_metric([key], value)
+        yield family
 
 
 class Metrics:

@@ -50,14 +50,14 @@ def effects(view: SessionReader, ask: ListEffects) -> Page[Effect]:
     """List the effects of a session and of its family. Effects of a restored-away timeline are
     included.
     """
-    found = [
+    selected = [
         one
         for one in (unsettled_of(view.internals.context) if ask.open else view.effects())
         if ask.state in (None, one.state)
         and ask.name in (None, one.name)
         and ask.key in (None, one.key)
     ]
-    return paginate(found, ask, lambda one: one.id)
+    return paginate(selected, ask, lambda one: one.id)
 
 
 class ListActions(Paged, frozen=True):
@@ -70,12 +70,12 @@ def actions(view: SessionReader, ask: ListActions) -> Page[ActionDetails]:
     """List the actions on the present timeline of a session, each with its arguments and its
     result.
     """
-    found = [
+    selected = [
         one
         for one in actions_of(view)
         if ask.state in (None, one.effect.state) and ask.name in (None, one.effect.name)
     ]
-    return paginate(found, ask, lambda one: one.effect.id)
+    return paginate(selected, ask, lambda one: one.effect.id)
 
 
 class Act(OperationRequest, frozen=True):
@@ -141,8 +141,8 @@ class ListApprovals(Paged, frozen=True):
 @operation("GET", "/sessions/{session}/approvals")
 def approvals(view: SessionReader, ask: ListApprovals) -> Page[Approval]:
     """List the approvals that a session asked for, with the answers."""
-    found = [one for one in view.actions.approvals() if ask.state in (None, one.state)]
-    return paginate(found, ask, lambda one: one.id)
+    selected = [one for one in view.actions.approvals() if ask.state in (None, one.state)]
+    return paginate(selected, ask, lambda one: one.id)
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -157,11 +157,11 @@ class Waiting(msgspec.Struct, frozen=True):
 @operation("GET", "/approvals", filtered=True)
 def all_approvals(hub: Hub, ask: Paged, caller: Caller) -> Page[Waiting]:
     """List the approvals that wait for an answer, in all sessions that the token may see."""
-    found = [
+    waiting = [
         Waiting(row.id, row.name, row.agent, one)
         for row, one in pending_approvals(hub.internals.services, caller.sees)
     ]
-    return paginate(found, ask, lambda one: f"{one.session}/{one.approval.id}")
+    return paginate(waiting, ask, lambda one: f"{one.session}/{one.approval.id}")
 
 
 class RequestApproval(OperationRequest, frozen=True):

@@ -34,10 +34,12 @@ class ListArtifacts(Paged, frozen=True):
 @operation("GET", "/sessions/{session}/artifacts")
 def list_artifacts(view: SessionReader, ask: ListArtifacts) -> Page[Artifact]:
     """List the artifacts of a session by name. An artifact is a file, a text or a link."""
-    found = sorted(view.artifacts(), key=lambda one: (one.name, one.version))
+    listed = sorted(view.artifacts(), key=lambda one: (one.name, one.version))
     if not ask.versions:
-        found = list({one.name: one for one in found}.values())
-    chosen = [one for one in found if ask.name in (None, one.name) and ask.kind in (None, one.kind)]
+        listed = list({one.name: one for one in listed}.values())
+    chosen = [
+        one for one in listed if ask.name in (None, one.name) and ask.kind in (None, one.kind)
+    ]
     return paginate(chosen, ask, lambda one: f"{one.name}@{one.version}")
 
 

@@ -141,9 +141,9 @@ class CallModel(OperationRequest, frozen=True):
 def model_call(session: Session, ask: CallModel) -> Spent:
     """Record a call of a model, and spend its usage."""
     before, stopped = session.internals.event_log.tip().seq, None
-    given = (ask.provider, ask.model, ask.params, ask.usage, ask.request, ask.response)
+    fields = (ask.provider, ask.model, ask.params, ask.usage, ask.request, ask.response)
     try:
-        event = session.accounting.model_call(*given)
+        event = session.accounting.model_call(*fields)
     except Refused as error:
         event, stopped = _find_recorded_event(session, before, "model", error), str(error)
     return Spent(recorded_event_info(session, event), session.accounting.budget_left(), stopped)
@@ -157,12 +157,12 @@ class ListCalls(Paged, frozen=True):
 @operation("GET", "/sessions/{session}/model-calls")
 def model_calls(view: SessionReader, ask: ListCalls) -> Page[ModelCall]:
     """List calls of models in order. A request or response is shown by its size and hash."""
-    found = [
+    calls = [
         one
         for one in view.accounting.model_calls()
         if ask.model in (None, one.model) and ask.provider in (None, one.provider)
     ]
-    return paginate(found, ask, lambda one: one.seq)
+    return paginate(calls, ask, lambda one: one.seq)
 
 
 class OneCall(OperationRequest, frozen=True):
@@ -182,10 +182,10 @@ class WholeCall(msgspec.Struct, frozen=True):
 @operation("GET", "/sessions/{session}/model-calls/{seq:int}")
 def show_model_call(view: SessionReader, ask: OneCall) -> WholeCall:
     """Show a call of a model by the number of its event, with its request and response."""
-    found = next((one for one in view.accounting.model_calls() if one.seq == ask.seq), None)
-    if found is None:
+    call = next((one for one in view.accounting.model_calls() if one.seq == ask.seq), None)
+    if call is None:
         raise NotFound("no_call", f"event {ask.seq} is no call of a model: list them")
-    return WholeCall(found, _text(view, found.request), _text(view, found.response))
+    return WholeCall(call, _text(view, call.request), _text(view, call.response))
 
 
 def _text(view: SessionReader, content: StoredContent) -> str | None:

@@ -49,9 +49,9 @@ def list_events(view: SessionReader, ask: ListEvents) -> Page[EventInfo]:
     """List the events of a session in order, or the newest first. Events of other processes that
     wait in the inbox are at the end of the last page, without a number.
     """
-    found = _backwards(view, ask) if ask.newest else _forwards(view, ask)
+    listed = _backwards(view, ask) if ask.newest else _forwards(view, ask)
     items: list[Event] = []
-    for event in found:
+    for event in listed:
         if ask.kind and event.kind not in ask.kind:
             continue
         if len(items) == ask.limit:
@@ -70,17 +70,17 @@ def _cursor_seq(ask: ListEvents) -> int | None:
 
 
 def _forwards(view: SessionReader, ask: ListEvents) -> Iterator[Event]:
-    at = _cursor_seq(ask)
-    return view.events(max(ask.since - 1, 0) if at is None else at, ask.upto)
+    seq = _cursor_seq(ask)
+    return view.events(max(ask.since - 1, 0) if seq is None else seq, ask.upto)
 
 
 def _backwards(view: SessionReader, ask: ListEvents) -> Iterator[Event]:
     """Yield events from the newest back, in batches, because the log can only be read forwards."""
-    at = _cursor_seq(ask)
+    seq = _cursor_seq(ask)
     tip = view.internals.event_log.tip().seq
-    if at is None and ask.upto is None:
+    if seq is None and ask.upto is None:
         yield from [event for event in view.events(tip) if event.waiting]
-    upto = min(tip, at - 1 if at is not None else tip, tip if ask.upto is None else ask.upto)
+    upto = min(tip, seq - 1 if seq is not None else tip, tip if ask.upto is None else ask.upto)
     least = max(ask.since - 1, 0)
     while upto > least:
         start = max(upto - _EVENTS_PER_READ, least)
@@ -95,10 +95,10 @@ class OneEvent(OperationRequest, frozen=True):
 @operation("GET", "/sessions/{session}/events/{seq:int}")
 def show_event(view: SessionReader, ask: OneEvent) -> EventInfo:
     """Show an event by its number."""
-    found = next(iter(view.events(max(ask.seq - 1, 0), ask.seq)), None)
-    if found is None or found.seq != ask.seq:
+    event = next(iter(view.events(max(ask.seq - 1, 0), ask.seq)), None)
+    if event is None or event.seq != ask.seq:
         raise NotFound("no_event", f"{view.name} has no event {ask.seq}: list them to see what is")
-    return event_of(found)
+    return event_of(event)
 
 
 class ListRecords(Paged, frozen=True):

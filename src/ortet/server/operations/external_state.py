@@ -33,8 +33,8 @@ def show_environment(view: SessionReader) -> Surroundings:
     """Show the last recorded environment of a session: packages, variables, hosts and repository.
     Secret variables are shown by reference.
     """
-    found = SessionReader.environment(view)  # recorded only: an open session would probe
-    return Surroundings(found)
+    recorded = SessionReader.environment(view)  # recorded only: an open session would probe
+    return Surroundings(recorded)
 
 
 @operation("POST", "/sessions/{session}/environment", needs_host=True)

@@ -53,14 +53,14 @@ class ListFacts(Paged, frozen=True):
 @operation("GET", "/sessions/{session}/facts")
 def list_facts(view: SessionReader, ask: ListFacts) -> Page[Fact]:
     """List the facts of a session, the oldest first."""
-    found = view.facts(
+    selected = view.facts(
         scope=ask.scope,
         about=ask.about,
         at=parse_time(hub_of(view), "at", ask.at),
         on=parse_time(hub_of(view), "on", ask.on),
         past=ask.past,
     )
-    chosen = [one for one in found if ask.lesson in (None, one.lesson)]
+    chosen = [one for one in selected if ask.lesson in (None, one.lesson)]
     return paginate(chosen, ask, lambda one: one.id)
 
 
@@ -83,7 +83,7 @@ class Learn(OperationRequest, frozen=True):
 @operation("POST", "/sessions/{session}/facts", status=201)
 def learn(session: Session, ask: Learn, caller: Caller) -> Fact:
     """Learn a fact."""
-    made = session.learn(
+    fact_id = session.learn(
         ask.text,
         about=ask.about,
         scope=check_scope_visible(caller, ask.scope, session.internals.row.scopes),
@@ -93,7 +93,7 @@ def learn(session: Session, ask: Learn, caller: Caller) -> Fact:
         source=ask.source,
         supersedes=ask.supersedes,
     )
-    return session.memory.fact(made)
+    return session.memory.fact(fact_id)
 
 
 class Lesson(OperationRequest, frozen=True):

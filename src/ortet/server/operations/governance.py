@@ -88,21 +88,21 @@ def audit(view: SessionReader, ask: Audit) -> AuditInfo:
     """Check every link and every seal of a session's hash chain. The lines say who did what, when
     and why.
     """
-    found = hub_of(view).audit(view.id)
-    behind = [line for line in found.lines if line.seq >= ask.since]
+    report = hub_of(view).audit(view.id)
+    behind = [line for line in report.lines if line.seq >= ask.since]
     lines = behind[: ask.limit]
     return AuditInfo(
-        session=found.session,
-        name=found.name,
-        agent=found.agent,
-        status=found.status,
-        events=found.events,
-        erased=found.erased,
-        sealed=found.sealed,
-        head=found.head,
+        session=report.session,
+        name=report.name,
+        agent=report.agent,
+        status=report.status,
+        events=report.events,
+        erased=report.erased,
+        sealed=report.sealed,
+        head=report.head,
         lines=lines,
         next=behind[len(lines)].seq if len(behind) > len(lines) else None,
-        erasures=list(map(_receipt_info, found.erasures)),
+        erasures=list(map(_receipt_info, report.erasures)),
     )
 
 
@@ -115,12 +115,12 @@ class HoldInfo(Hold, frozen=True):
 @operation("GET", "/holds", filtered=True)
 def list_holds(hub: Hub, ask: Paged, caller: Caller) -> Page[HoldInfo]:
     """List the sessions that are on hold. Nothing of a session on hold can be deleted."""
-    found = [
+    holds = [
         HoldInfo(**msgspec.structs.asdict(held), name=row.name)
         for row in visible_sessions(hub, caller)
         if (held := hold_of(hub.store, row.id)) is not None
     ]
-    return paginate(found, ask, lambda one: one.session)
+    return paginate(holds, ask, lambda one: one.session)
 
 
 @operation("PUT", "/sessions/{session}/hold", needs="admin")
@@ -151,12 +151,12 @@ class PolicyInfo(RetentionPolicy, frozen=True):
 @operation("GET", "/retention", filtered=True)
 def list_retention(hub: Hub, ask: Paged, caller: Caller) -> Page[PolicyInfo]:
     """List the retention policies of all agents that have one."""
-    found = [
+    listed = [
         PolicyInfo(policy.keep_messages, policy.archive_after, agent)
         for agent, policy in policies(hub.store).items()
         if caller.sees(agent)
     ]
-    return paginate(found, ask, lambda one: one.agent)
+    return paginate(listed, ask, lambda one: one.agent)
 
 
 class OfAgent(OperationRequest, frozen=True):
@@ -166,8 +166,8 @@ class OfAgent(OperationRequest, frozen=True):
 @operation("GET", "/retention/{agent}", filtered=True)
 def show_retention(hub: Hub, ask: OfAgent, caller: Caller) -> PolicyInfo:
     """Show the retention policy of an agent. Without a policy, everything is kept for ever."""
-    found = policy_of(hub.store, check_agent_visible(caller, ask.agent))
-    return PolicyInfo(found.keep_messages, found.archive_after, ask.agent)
+    policy = policy_of(hub.store, check_agent_visible(caller, ask.agent))
+    return PolicyInfo(policy.keep_messages, policy.archive_after, ask.agent)
 
 
 class SetRetention(OfAgent, frozen=True):
@@ -183,10 +183,10 @@ class SetRetention(OfAgent, frozen=True):
 def set_retention(hub: Hub, ask: SetRetention, caller: Caller) -> PolicyInfo:
     """Set the retention policy of an agent. The operation `retain` applies it."""
     check_agent_visible(caller, ask.agent)
-    made = hub.governance.retention(
+    policy = hub.governance.retention(
         ask.agent, keep_messages=ask.keep_messages, archive_after=ask.archive_after
     )
-    return PolicyInfo(made.keep_messages, made.archive_after, ask.agent)
+    return PolicyInfo(policy.keep_messages, policy.archive_after, ask.agent)
 
 
 class Retain(OperationRequest, frozen=True):

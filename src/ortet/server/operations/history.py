@@ -110,11 +110,11 @@ def log_page(
     else:
         begun, last = decode_cursor(ask.after, 2)
         start = hub.refs.resolve(begun)
-    found = iter(hub.history.log(start, first_parent=ask.first_parent))
+    commits = iter(hub.history.log(start, first_parent=ask.first_parent))
     if last is not None:
-        while (passed := next(found, None)) is not None and passed.oid != last:
+        while (passed := next(commits, None)) is not None and passed.oid != last:
             pass
-    page = list(islice(found, ask.limit + 1))
+    page = list(islice(commits, ask.limit + 1))
     names = names_of(hub, caller)
     items = [with_names(one, names) for one in page[: ask.limit]]
     more = len(page) > ask.limit
@@ -145,20 +145,20 @@ def show_own_commit(view: SessionReader, ask: ShowCommit, caller: Caller) -> Com
 
 
 def commit_page(hub: Hub, oid: Oid, ask: ShowCommit, caller: Caller) -> CommitPage:
-    found = explain_commit(hub.internals.services, oid, limit=max(ask.reasons, 1))
-    commit = with_names(found.commit, names_of(hub, caller))
+    details = explain_commit(hub.internals.services, oid, limit=max(ask.reasons, 1))
+    commit = with_names(details.commit, names_of(hub, caller))
     working = (hub.internals.session_manager.table.find_by_branch(name) for name in commit.refs)
     return CommitPage(
         commit=commit,
         sessions=[row.id for row in working if row is not None],
-        first=found.first,
-        last=found.last,
-        kinds=found.kinds,
-        reasons=found.reasons[: ask.reasons],
-        more=found.more,
-        learned=found.learned,
-        given_up=found.given_up,
-        files=file_changes(hub, found.files, limit=ask.files, patch=ask.patch),
+        first=details.first,
+        last=details.last,
+        kinds=details.kinds,
+        reasons=details.reasons[: ask.reasons],
+        more=details.more,
+        learned=details.learned,
+        given_up=details.given_up,
+        files=file_changes(hub, details.files, limit=ask.files, patch=ask.patch),
     )
 
 
@@ -198,8 +198,8 @@ def diff(hub: Hub, ask: DiffWith, caller: Caller) -> Difference:
     """Compare two commits: files, facts, plan and messages."""
     del caller  # the hub resolves only commits that the caller may see
     old, new = hub.refs.resolve(ask.old), hub.refs.resolve(ask.new)
-    found = compare(hub.internals.services, old, new, limit=max(ask.messages, 1))
-    return _difference(hub, old, new, found, ask)
+    comparison = compare(hub.internals.services, old, new, limit=max(ask.messages, 1))
+    return _difference(hub, old, new, comparison, ask)
 
 
 class DiffOwn(DiffWith, frozen=True):
@@ -215,8 +215,8 @@ class DiffOwn(DiffWith, frozen=True):
 def diff_own(view: SessionReader, ask: DiffOwn) -> Difference:
     """Compare two commits of a session. HEAD is the head of the session."""
     old, new = resolve_ref(view, ask.old), resolve_ref(view, ask.new)
-    found = compare(view.internals.services, old, new, limit=max(ask.messages, 1))
-    return _difference(hub_of(view), old, new, found, ask)
+    comparison = compare(view.internals.services, old, new, limit=max(ask.messages, 1))
+    return _difference(hub_of(view), old, new, comparison, ask)
 
 
 class DiffPresent(OperationRequest, frozen=True):
@@ -232,8 +232,8 @@ def diff_present(session: Session, ask: DiffPresent) -> Difference:
     machine of the session is started to read its files.
     """
     old, machine = resolve_ref(session, ask.old), files_now(session)
-    found = compare_now(session, old, machine, limit=max(ask.messages, 1))
-    return _difference(hub_of(session), old, None, found, ask)
+    comparison = compare_now(session, old, machine, limit=max(ask.messages, 1))
+    return _difference(hub_of(session), old, None, comparison, ask)
 
 
 def _difference(
@@ -259,16 +259,16 @@ def file_changes(
     hub: Hub, changes: Sequence[TreeChange], *, limit: int, patch: bool = False
 ) -> FileChanges:
     """Return the first `limit` changes, with patches up to the maximum length."""
-    told, room = list[ChangeInfo](), _MAX_PATCH_CHARACTERS
+    listed, characters_left = list[ChangeInfo](), _MAX_PATCH_CHARACTERS
     for change in changes[:limit]:
-        one = change_of(change, hub.objects, patch=patch and room > 0)
-        text = one.patch or ""
-        if len(text) > room:
-            one, text = msgspec.structs.replace(one, patch=None), ""
-            room = 0
-        room -= len(text)
-        told.append(one)
-    return FileChanges(dict(Counter(one.kind for one in changes)), len(changes), told)
+        info = change_of(change, hub.objects, patch=patch and characters_left > 0)
+        text = info.patch or ""
+        if len(text) > characters_left:
+            info, text = msgspec.structs.replace(info, patch=None), ""
+            characters_left = 0
+        characters_left -= len(text)
+        listed.append(info)
+    return FileChanges(dict(Counter(change.kind for change in changes)), len(changes), listed)
 
 
 def resolve_ref(view: SessionReader, ref: str) -> Oid:
@@ -281,14 +281,14 @@ def names_of(hub: Hub, caller: Caller) -> dict[str, list[str]]:
     sees, theirs = hub.refs.is_visible, set[str]()
     if caller.agents:
         theirs = {row.branch for row in hub.sessions() if caller.sees(row.agent)}
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for head in hub.refs.branches():
         if not caller.agents or head.name in theirs:
-            found.setdefault(to_hex(head.oid), []).append(head.name)
+            names.setdefault(to_hex(head.oid), []).append(head.name)
     for head in hub.refs.tags():
         if sees is None or sees(head.oid):
-            found.setdefault(to_hex(head.oid), []).append(f"tag:{head.name}")
-    return found
+            names.setdefault(to_hex(head.oid), []).append(f"tag:{head.name}")
+    return names
 
 
 def with_names(info: CommitInfo, names: dict[str, list[str]]) -> NamedCommit:

@@ -81,8 +81,8 @@ class JobsRequest(Paged, frozen=True):
 def list_jobs(pool: SessionPool, ask: JobsRequest, caller: Caller) -> Page[JobInfo]:
     """List the services and shells of the machine that is open in this server, running or ended."""
     row = pool.row(ask.session, caller.sees)
-    found = ask_machine(pool, row, lambda inside: [job for job in inside.jobs() if job.name])
-    return paginate(found, ask, lambda job: job.id)
+    running = ask_machine(pool, row, lambda inside: [job for job in inside.jobs() if job.name])
+    return paginate(running, ask, lambda job: job.id)
 
 
 @operation("GET", "/sessions/{session}/processes", filtered=True)
@@ -91,8 +91,8 @@ def list_processes(pool: SessionPool, ask: JobsRequest, caller: Caller) -> Page[
     inside the machine.
     """
     row = pool.row(ask.session, caller.sees)
-    found = ask_machine(pool, row, lambda inside: inside.ps())
-    return paginate(found, ask, lambda one: one.pid)
+    processes = ask_machine(pool, row, lambda inside: inside.ps())
+    return paginate(processes, ask, lambda one: one.pid)
 
 
 class OfJob(OperationRequest, frozen=True):

@@ -43,8 +43,8 @@ def list_kernels(pool: SessionPool, ask: KernelsRequest, caller: Caller) -> Page
     """List the interpreters that run in this server's machine of the session."""
     row = pool.row(ask.session, caller.sees)
     session, _ = find_open_session(pool, row.id)
-    found = [_info(one) for one in session.programs.kernels()] if session is not None else []
-    return paginate(found, ask, lambda one: one.name)
+    kernels = [_info(one) for one in session.programs.kernels()] if session is not None else []
+    return paginate(kernels, ask, lambda one: one.name)
 
 
 def _info(kernel: SessionKernel) -> KernelInfo:
@@ -95,10 +95,10 @@ def _find_kernel(session: Session, name: str) -> SessionKernel | None:
 
 
 def _require_kernel(session: Session | None, name: str) -> SessionKernel:
-    found = _find_kernel(session, name) if session is not None else None
-    if found is None:
+    kernel = _find_kernel(session, name) if session is not None else None
+    if kernel is None:
         raise _no_kernel(name)
-    return found
+    return kernel
 
 
 def _no_kernel(name: str) -> NotFound:

@@ -104,20 +104,20 @@ def show_machine(pool: SessionPool, ask: MachineOfSession, caller: Caller) -> Ma
     with pool.hub() as hub:
         files = hub.workspaces.table.get(row.branch) if row.has_files else None
     _, machine = find_open_session(pool, row.id)
-    found = _info(row, files, machine)
+    info = _info(row, files, machine)
     if machine is None:
-        return found
+        return info
     with suppress(OrtetError):  # it has no init process, or was just released
         pid = pool.control_socket(row).pid
         jobs, processes = ask_machine(pool, row, lambda inside: (inside.jobs(), inside.ps()))
         return msgspec.structs.replace(
-            found,
+            info,
             pid=pid,
             programs=sum(1 for job in jobs if job.name and job.code is None),
             processes=len(processes),
             memory=sum(one.rss for one in processes),
         )
-    return found
+    return info
 
 
 @operation("POST", "/sessions/{session}/machine/start", needs_host=True)
@@ -197,8 +197,8 @@ class HostMachine(msgspec.Struct, frozen=True):
 @operation("GET", "/machines", needs="admin", needs_host=True)
 def list_machines(pool: SessionPool, ask: Paged) -> Page[HostMachine]:
     """List the machines of this store that are open on the server's host."""
-    found = [*_session_machines(pool)]
-    found += [
+    listed = [*_session_machines(pool)]
+    listed += [
         HostMachine(
             workspace=one.name,
             held="agent",
@@ -209,17 +209,17 @@ def list_machines(pool: SessionPool, ask: Paged) -> Page[HostMachine]:
         )
         for one in machines.list_live(pool.shared_hub.root).values()
     ]
-    found.sort(key=lambda one: (one.workspace, one.held))
-    return paginate(found, ask, lambda one: (one.workspace, one.held))
+    listed.sort(key=lambda one: (one.workspace, one.held))
+    return paginate(listed, ask, lambda one: (one.workspace, one.held))
 
 
 def _session_machines(pool: SessionPool) -> list[HostMachine]:
-    found = []
+    machines = []
     for room in pool.open_slots():
         row, files = room.row, room.workspace
         if row is None or files is None:
             continue
-        found.append(
+        machines.append(
             HostMachine(
                 workspace=files.name,
                 held="server",
@@ -230,4 +230,4 @@ def _session_machines(pool: SessionPool) -> list[HostMachine]:
                 pid=room.control_socket.pid if room.control_socket is not None else None,
             )
         )
-    return found
+    return machines

@@ -62,9 +62,9 @@ def merge(session: Session, ask: Merge, caller: Caller, pool: SessionPool) -> Me
     """Merge another session, branch or commit into a session: facts, messages and files."""
     check_move_access(caller, session.internals.row, hub=hub_of(session), parts=("files",))
     with _open_other(session, ask.other, caller, pool) as other:
-        found = session.merge(other, message=ask.message, favor=ask.favor)
+        merged = session.merge(other, message=ask.message, favor=ask.favor)
     return MergedInfo(
-        **{name: getattr(found, name) for name in MergedInfo.__struct_fields__},
+        **{name: getattr(merged, name) for name in MergedInfo.__struct_fields__},
     )
 
 
@@ -114,8 +114,8 @@ class WhatIf(OperationRequest, frozen=True):
 def whatif(pool: SessionPool, ask: WhatIf, caller: Caller) -> Listed:
     """Fork a session at an event, with that event changed. The session itself is not changed."""
     row = pool.row(ask.session, caller.sees)
-    given = {"message": ask.message, "result": ask.result, "error": ask.error}
-    change = {name: value for name, value in given.items() if value is not msgspec.UNSET}
+    changes = {"message": ask.message, "result": ask.result, "error": ask.error}
+    change = {name: value for name, value in changes.items() if value is not msgspec.UNSET}
     with pool.hub() as hub:
         if ask.machine:
             check_move_access(caller, row, hub=hub, parts=FORK_PARTS)

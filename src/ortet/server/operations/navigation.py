@@ -93,18 +93,18 @@ def fork(session: Session, ask: ForkSessionRequest, caller: Caller) -> SessionFo
         raise Invalid("bad_count", f"{ask.n} forks, {len(ask.names)} names: leave one of them out")
     if ask.at is not None and ask.event is not None:
         raise Invalid("bad_request", "`at` and `event` exclude each other: leave one of them out")
-    at = resolve_ref(session, ask.at) if ask.at is not None else None
+    commit_oid = resolve_ref(session, ask.at) if ask.at is not None else None
     if ask.machine:
         check_move_access(
-            caller, session.internals.row, hub=hub_of(session), parts=FORK_PARTS, commit=at
+            caller, session.internals.row, hub=hub_of(session), parts=FORK_PARTS, commit=commit_oid
         )
     if ask.event is not None:
-        made = fork_behind(session, ask.event, n=ask.n, names=ask.names, machine=ask.machine)
-    elif ask.names or at is not None:
-        made = fork_at(session, at, n=ask.n, names=ask.names, machine=ask.machine)
+        forks = fork_behind(session, ask.event, n=ask.n, names=ask.names, machine=ask.machine)
+    elif ask.names or commit_oid is not None:
+        forks = fork_at(session, commit_oid, n=ask.n, names=ask.names, machine=ask.machine)
     else:
-        made = session.fork(ask.n, machine=ask.machine)
-    return SessionForks([session_summary(one.internals.row) for one in made])
+        forks = session.fork(ask.n, machine=ask.machine)
+    return SessionForks([session_summary(one.internals.row) for one in forks])
 
 
 class MoveOutcome(msgspec.Struct, frozen=True):
@@ -242,8 +242,8 @@ def restore(session: Session, ask: Restore, caller: Caller) -> MoveOutcome:
         caller, session.internals.row, hub=hub_of(session), parts=ask.only, commit=target
     )
     left = count_forgotten_events(session, target) if ask.only is None or "mind" in ask.only else 0
-    found = session.restore(to_hex(target), only=ask.only, restart=ask.restart)
-    return restore_info(session, found, forgotten_events=left)
+    restored = session.restore(to_hex(target), only=ask.only, restart=ask.restart)
+    return restore_info(session, restored, forgotten_events=left)
 
 
 class Back(OperationRequest, frozen=True):
@@ -262,12 +262,10 @@ def rewind(session: Session, ask: Back, caller: Caller) -> MoveOutcome:
     """Restore the n-th commit before the head of the branch."""
     check_move_access(caller, session.internals.row, hub=hub_of(session))
     head = session.head
-    at = (
-        session.internals.store.history.nth_parent(from_hex(head.oid), ask.n)
-        if head is not None
-        else None
+    target = (
+        session.internals.store.history.nth_parent(from_hex(head.oid), ask.n) if head is not None else None
     )
-    left = count_forgotten_events(session, at) if at is not None else 0
+    left = count_forgotten_events(session, target) if target is not None else 0
     return restore_info(session, session.rewind(ask.n), forgotten_events=left)
 
 

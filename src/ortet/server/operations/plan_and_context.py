@@ -125,8 +125,8 @@ class Shaped(msgspec.Struct, frozen=True):
 @operation("GET", "/sessions/{session}/context/shaped")
 def shaped_context(view: SessionReader, ask: AskShaped) -> Shaped:
     """Return the context for a query in the format of a model API."""
-    found = view.context(ask.query, ask.tokens)
-    return Shaped(found.chat() if ask.form == "chat" else found.parts())
+    model_context = view.context(ask.query, ask.tokens)
+    return Shaped(model_context.chat() if ask.form == "chat" else model_context.parts())
 
 
 class AskWorking(OperationRequest, frozen=True):

@@ -126,28 +126,28 @@ def list_episodes(view: SessionReader, ask: ListEpisodes) -> Page[Episode]:
     """List the episodes of a session and the episodes that other sessions share with it, the oldest
     first.
     """
-    found = view.memory.episodes(
+    episodes = view.memory.episodes(
         since=parse_time(hub_of(view), "since", ask.since),
         until=parse_time(hub_of(view), "until", ask.until),
         outcome=ask.outcome,
     )
-    return paginate(found, ask, lambda one: one.id)
+    return paginate(episodes, ask, lambda one: one.id)
 
 
 @operation("GET", "/episodes", filtered=True)
 def all_episodes(hub: Hub, ask: ListAllEpisodes, caller: Caller) -> Page[Episode]:
     """List the episodes of all sessions that the token may see, the oldest first."""
     agents = _agents(caller, ask.agent)
-    found: dict[str, Episode] = {}
+    by_id: dict[str, Episode] = {}
     for agent in [agents] if agents is None or isinstance(agents, str) else agents:
-        told = hub.memory.episodes(
+        episodes = hub.memory.episodes(
             agent=agent,
             since=parse_time(hub, "since", ask.since),
             until=parse_time(hub, "until", ask.until),
             outcome=ask.outcome,
         )
-        found |= {one.id: one for one in told}
-    chosen = sorted(found.values(), key=lambda one: (one.time, one.id))
+        by_id |= {one.id: one for one in episodes}
+    chosen = sorted(by_id.values(), key=lambda one: (one.time, one.id))
     return paginate(chosen, ask, lambda one: one.id)
 
 
@@ -170,8 +170,8 @@ class Remembered(msgspec.Struct, frozen=True):
 @operation("POST", "/sessions/{session}/milestones", status=201)
 def milestone(session: Session, ask: Milestone) -> Remembered:
     """Record all events since the last episode as one episode."""
-    made = session.milestone(ask.summary, outcome=ask.outcome, importance=ask.importance)
-    return Remembered(made or None)
+    episode_id = session.milestone(ask.summary, outcome=ask.outcome, importance=ask.importance)
+    return Remembered(episode_id or None)
 
 
 class Consolidate(OperationRequest, frozen=True):

@@ -162,10 +162,10 @@ class Reflog(Paged, frozen=True, kw_only=True):
 @operation("GET", "/reflog")
 def reflog(hub: Hub, ask: Reflog) -> Page[Moved]:
     """List the moves of a branch or tag, the newest first."""
-    found = hub.refs.reflog(ask.name) or hub.refs.reflog(ask.name, kind="tag")
-    if not found:
+    moves = hub.refs.reflog(ask.name) or hub.refs.reflog(ask.name, kind="tag")
+    if not moves:
         hub.refs.resolve(ask.name)  # raises an error that lists the alternatives
-    ops = list(enumerate(found))
+    ops = list(enumerate(moves))
     return paginate(ops, ask, lambda one: one[1].seq).map_items(
         lambda one: _move_info(ask.name, *one)
     )

@@ -75,17 +75,17 @@ class RunsDiffer(msgspec.Struct, frozen=True):
 def diff_runs(hub: Hub, ask: DiffRuns, caller: Caller) -> RunsDiffer:
     """Compare the steps of two sessions. Times and ids are not compared."""
     left, right = (visible_session(hub, caller, one) for one in (ask.left, ask.right))
-    found = hub.diff_runs(left, right)
+    comparison = hub.diff_runs(left, right)
     pairs = [
         (
             number,
             PairInfo(_optional_event_info(one.left), _optional_event_info(one.right), one.same),
         )
-        for number, one in enumerate(found.pairs)
+        for number, one in enumerate(comparison.pairs)
         if not (ask.differing and one.same)
     ]
     page = paginate(pairs, ask, lambda pair: pair[0]).map_items(lambda pair: pair[1])
-    return RunsDiffer(left.id, right.id, found.first is None, found.seq or None, page)
+    return RunsDiffer(left.id, right.id, comparison.first is None, comparison.seq or None, page)
 
 
 def _optional_event_info(event: Any) -> EventInfo | None:
@@ -147,13 +147,13 @@ def from_checkpoint(pool: SessionPool, ask: FromCheckpoint, caller: Caller) -> S
     """Make a session from a checkpoint. Actions that were performed once are not performed
     again.
     """
-    given = AgentCheckpoint.from_json(msgspec.json.encode(ask.checkpoint))
-    check_agent_visible(caller, ask.agent or given.agent or "default")
+    checkpoint = AgentCheckpoint.from_json(msgspec.json.encode(ask.checkpoint))
+    check_agent_visible(caller, ask.agent or checkpoint.agent or "default")
     with pool.hub() as hub:  # sessions that are opened in the hub are paused at the end
         if caller.agents:
-            _check_artifacts_visible(hub, given, caller)
-        made = hub.transfer.from_checkpoint(given, name=ask.name or "", agent=ask.agent or "")
-        return info_of(made)
+            _check_artifacts_visible(hub, checkpoint, caller)
+        session = hub.transfer.from_checkpoint(checkpoint, name=ask.name or "", agent=ask.agent or "")
+        return info_of(session)
 
 
 def _check_artifacts_visible(hub: Hub, agent_checkpoint: AgentCheckpoint, caller: Caller) -> None:

@@ -134,7 +134,7 @@ class ListSessions(Paged, frozen=True):
 @operation("GET", "/sessions", filtered=True)
 def list_sessions(hub: Hub, ask: ListSessions, caller: Caller) -> Page[Listed]:
     """List the sessions that the token may see, the newest first unless `sort` says otherwise."""
-    found = [
+    rows = [
         row
         for row in visible_sessions(hub, caller)
         if ask.agent in (None, row.agent)
@@ -144,7 +144,7 @@ def list_sessions(hub: Hub, ask: ListSessions, caller: Caller) -> Page[Listed]:
         and ask.parent in (None, row.parent)
         and ask.search.lower() in row.name.lower()
     ]
-    line = sort_sessions(hub.catalog, found, ask.sort)
+    line = sort_sessions(hub.catalog, rows, ask.sort)
     start = line.index_after(ask.after) if ask.after is not None else 0
     end = min(start + ask.limit, len(line.rows))
     more = line.cursor(end - 1) if start < end < len(line.rows) else None

@@ -92,10 +92,10 @@ def sweep(hub: Hub, ask: Sweep) -> Swept:
     Other processes may keep working. A dry run only reports the objects.
     """
     age = None if ask.expire_days is None else int(ask.expire_days * _DAY_NS)
-    found = hub.sweep(dry_run=ask.dry_run, expire_ns=age, min_garbage=ask.min_garbage)
+    report = hub.sweep(dry_run=ask.dry_run, expire_ns=age, min_garbage=ask.min_garbage)
     layers = 0 if ask.dry_run else hub.maintenance.tidy()[1]
     return Swept(
-        **msgspec.structs.asdict(found), bytes_freed=found.bytes_freed, layers_removed=layers
+        **msgspec.structs.asdict(report), bytes_freed=report.bytes_freed, layers_removed=layers
     )
 
 

@@ -46,12 +46,12 @@ class SwarmInfo(SwarmResult, frozen=True):
     driven: bool = False
 
 
-def info_of(view: SessionReader, found: SwarmResult) -> SwarmInfo:
+def info_of(view: SessionReader, result: SwarmResult) -> SwarmInfo:
     hub, topic = hub_of(view), swarm_topic(view.id)
-    driven = found.state != "finished" and is_lease_held(
+    driven = result.state != "finished" and is_lease_held(
         hub.catalog, topic, hub.store.host, hub.clock.now_ns()
     )
-    return SwarmInfo(**msgspec.structs.asdict(found), driven=driven)
+    return SwarmInfo(**msgspec.structs.asdict(result), driven=driven)
 
 
 class BeginSwarm(OperationRequest, frozen=True):
@@ -138,8 +138,8 @@ class OfSwarm(OperationRequest, frozen=True):
 @operation("GET", "/sessions/{session}/swarms")
 def list_swarms(view: SessionReader, ask: Paged) -> Page[SwarmInfo]:
     """List the swarms of a session, the oldest first."""
-    found = hub_of(view).swarms.all(view)
-    return paginate(found, ask, lambda one: one.name).map_items(lambda one: info_of(view, one))
+    results = hub_of(view).swarms.all(view)
+    return paginate(results, ask, lambda one: one.name).map_items(lambda one: info_of(view, one))
 
 
 class NamedSwarm(OperationRequest, frozen=True):
@@ -158,17 +158,17 @@ def stop_swarm(pool: SessionPool, ask: OfSwarm, caller: Caller) -> SwarmInfo:
     as the swarm asks. The swarm is finished a moment later.
     """
     row = pool.row(ask.session, caller.sees)
-    told = pool.swarm_jobs.stop(row.id, ask.name)
+    is_stopping = pool.swarm_jobs.stop(row.id, ask.name)
     with pool.hub() as hub:
         view = hub.get(row.id)
-        found = info_of(view, hub.swarms.get(view, ask.name))
-    if not told and found.state != "finished":
+        info = info_of(view, hub.swarms.get(view, ask.name))
+    if not is_stopping and info.state != "finished":
         raise Conflict(
             "not_driven",
             f"swarm {ask.name!r} is not driven by this server: resume it here first, or ask the "
             "one that does",
         )
-    return found
+    return info
 
 
 class Winner(OperationRequest, frozen=True):
@@ -204,21 +204,21 @@ def merge_attempt(session: Session, ask: Winner) -> Brought:
     """
     attempt = _attempt(session, ask)
     message = f"swarm {ask.name}: merge attempt {attempt.i}"
-    found = session.merge(attempt.commit, favor="ours", message=message)
+    merged = session.merge(attempt.commit, favor="ours", message=message)
     return Brought(
-        found.commit,
-        [fact.text for fact in (*found.facts, *found.lessons)],
-        [one.path for one in found.conflicts],
-        found.up_to_date,
+        merged.commit,
+        [fact.text for fact in (*merged.facts, *merged.lessons)],
+        [one.path for one in merged.conflicts],
+        merged.up_to_date,
     )
 
 
 def _attempt(session: Session, ask: Winner) -> Attempt:
-    found = hub_of(session).swarms.get(session, ask.name)
+    result = hub_of(session).swarms.get(session, ask.name)
     if ask.attempt is None:
-        chosen = found.best
+        chosen = result.best
     else:
-        chosen = next((one for one in found.attempts if one.i == ask.attempt), None)
+        chosen = next((one for one in result.attempts if one.i == ask.attempt), None)
     if chosen is None or not chosen.commit:
         which = "attempt with a score" if ask.attempt is None else f"commit of {ask.attempt}"
         raise NotFound("no_attempt", f"swarm {ask.name!r} has no {which}: show it to see why")
@@ -249,16 +249,16 @@ def keep_attempts(pool: SessionPool, ask: KeepAttempts, caller: Caller) -> KeptA
     row = pool.row(ask.session, caller.sees)
     with pool.hub() as hub:
         view = hub.get(row.id)
-        found = hub.swarms.get(view, ask.name)
-        if found.state != "finished":
+        result = hub.swarms.get(view, ask.name)
+        if result.state != "finished":
             raise Conflict("swarm_runs", f"swarm {ask.name!r} is not finished: wait, or stop it")
-        before = {one.id: one for one in hub.sessions()}
-        forks = [one for one in found.attempts if one.id in before]
-        for one in forks:
-            if one.i not in ask.attempts:
-                drop_fork(hub, one.id, before[one.id].branch)
-        left = {one.id for one in hub.sessions()}
+        before = {row.id: row for row in hub.sessions()}
+        attempts = [one for one in result.attempts if one.id in before]
+        for attempt in attempts:
+            if attempt.i not in ask.attempts:
+                drop_fork(hub, attempt.id, before[attempt.id].branch)
+        left = {row.id for row in hub.sessions()}
     return KeptAttempts(
-        [one.session for one in forks if one.id in left],
-        [one.session for one in forks if one.id not in left],
+        [one.session for one in attempts if one.id in left],
+        [one.session for one in attempts if one.id not in left],
     )

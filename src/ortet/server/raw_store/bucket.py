@@ -74,22 +74,22 @@ class RawBucketView:
         if not prefix.startswith(PACKS):
             yield from self._bucket.list(prefix)
             return
-        shelf = self._objects.pack_set
-        shelf.refresh()
+        packs = self._objects.pack_set
+        packs.refresh()
         self._merge()
-        found: dict[str, int] = {}
-        for tail in (*shelf.own_tails, *shelf.foreign_tails):
+        sizes: dict[str, int] = {}
+        for tail in (*packs.own_tails, *packs.foreign_tails):
             end = tail.end
             tail.sync_foreign()  # make the listed bytes durable: readers rely on them
             if end:
-                found[f"{PACKS}{tail.id}{TAIL}"] = end
+                sizes[f"{PACKS}{tail.id}{TAIL}"] = end
         # List packs after tails: a tail that is sealed in between is then seen twice, not missed.
-        found.update((item.key, item.size) for item in self._bucket.list(PACKS))
-        for group in shelf.groups():
+        sizes.update((item.key, item.size) for item in self._bucket.list(PACKS))
+        for group in packs.groups():
             with contextlib.suppress(FileNotFoundError):
-                found[f"{PACKS}{group.path.name}"] = group.path.stat().st_size
+                sizes[f"{PACKS}{group.path.name}"] = group.path.stat().st_size
         yield from (
-            BucketEntry(key, size) for key, size in sorted(found.items()) if key.startswith(prefix)
+            BucketEntry(key, size) for key, size in sorted(sizes.items()) if key.startswith(prefix)
         )
 
     def _merge(self) -> None:
@@ -97,12 +97,12 @@ class RawBucketView:
 
         Each commit of a remote hub adds a pack, and a new client reads all indexes.
         """
-        shelf = self._objects.pack_set
+        packs = self._objects.pack_set
         with contextlib.suppress(OrtetError, OSError):
-            for _ in range(len(shelf.tables)):
-                if len(shelf.tables) < MERGE_MIN_TABLES:
+            for _ in range(len(packs.tables)):
+                if len(packs.tables) < MERGE_MIN_TABLES:
                     break
-                shelf.merge_tables()
+                packs.merge_tables()
 
     def size(self, key: str) -> int:
         path = self._local_file(check_key(key))
@@ -202,11 +202,11 @@ def _check_pack(read: frame.ReadAt, size: int, objects: PackedObjectStore) -> No
             start = lead.offset + lead.header.payload_start
             payload = read(start, lead.header.stored)
             data = memoryview(frame.unpack(lead.header, payload, offset=lead.offset))
-            at = 0
+            position = 0
             for oid, _, length in lead.rows():
-                if objects.hasher.oid(data[at : at + length]) != oid:
+                if objects.hasher.oid(data[position : position + length]) != oid:
                     raise Invalid("bad_pack", f"object {oid.hex()} does not match its hash")
-                at += length
+                position += length
             end = lead.offset + lead.header.size
     except (Corrupt, Unsupported) as error:
         raise Invalid("bad_pack", f"this is no pack ({error.message})") from error
@@ -283,23 +283,23 @@ class _RawBucketRoutes:
         return Response(pack(view.size(keys[0])), media_type=CONTENT_TYPE)
 
     def _ranges(self, view: RawBucketView, body: bytes) -> Response:
-        asked = parse_call(RangesRequest, body)
-        for start, length in asked.ranges:
+        call = parse_call(RangesRequest, body)
+        for start, length in call.ranges:
             check_range(start, length)
-        if sum(length for _, length in asked.ranges) > _MAX_RESPONSE_BYTES:
+        if sum(length for _, length in call.ranges) > _MAX_RESPONSE_BYTES:
             raise Invalid(
                 "bad_range", f"give at most {_MAX_RESPONSE_BYTES} bytes of ranges at once"
             )
-        view.size(asked.key)  # raises NotFound if the key does not exist, even without ranges
-        found = [view.get(asked.key, start, length) for start, length in asked.ranges]
-        return Response(pack(found), media_type=CONTENT_TYPE)
+        view.size(call.key)  # raises NotFound if the key does not exist, even without ranges
+        parts = [view.get(call.key, start, length) for start, length in call.ranges]
+        return Response(pack(parts), media_type=CONTENT_TYPE)
 
     def _list(self, view: RawBucketView, body: bytes) -> Response:
-        found = view.list(parse_call(PrefixRequest, body).prefix)
+        entries = view.list(parse_call(PrefixRequest, body).prefix)
         first = list(
-            islice(found, _LINES_PER_CHUNK)
+            islice(entries, _LINES_PER_CHUNK)
         )  # read before the response starts, so that an error can be reported
-        return StreamingResponse(_lines(first, found), media_type="text/plain")
+        return StreamingResponse(_lines(first, entries), media_type="text/plain")
 
     async def put(self, request: Request) -> Response:
         again = request.headers.get(RETRY_HEADER) == "1"
@@ -378,9 +378,9 @@ class _RawUpload:
 
 def drop_stale_uploads(local: Path, now: float) -> None:
     """Delete partial uploads that a killed server left behind."""
-    place = local / "uploads"
-    if place.is_dir():
-        for entry in os.scandir(place):
+    directory = local / "uploads"
+    if directory.is_dir():
+        for entry in os.scandir(directory):
             if entry.stat().st_mtime < now - _STALE_UPLOAD_SECONDS:
                 Path(entry.path).unlink(missing_ok=True)
 

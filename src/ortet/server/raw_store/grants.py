@@ -82,8 +82,8 @@ class _GuardedCatalog:
         if _is_server_kind(kind):
             return []
         if self._is_hidden(kind):
-            found = self._catalog.rows(kind, max(after, BROWSER_PREFIX), limit)
-            return [row for row in found if row.key.startswith(BROWSER_PREFIX)]
+            stored = self._catalog.rows(kind, max(after, BROWSER_PREFIX), limit)
+            return [row for row in stored if row.key.startswith(BROWSER_PREFIX)]
         return self._catalog.rows(kind, after, limit)
 
     def put_row(self, kind: str, key: str, value: bytes, expect: int | None = None) -> CatalogRow:
@@ -94,21 +94,21 @@ class _GuardedCatalog:
         self._check_changes([RowChange(kind, key, None)])
         self._catalog.drop_row(kind, key)
 
-    def move(self, *args: Any, rows: Sequence[RowChange] = (), **given: Any) -> Any:
+    def move(self, *args: Any, rows: Sequence[RowChange] = (), **options: Any) -> Any:
         self._check_changes(rows)
-        return self._catalog.move(*args, rows=rows, **given)
+        return self._catalog.move(*args, rows=rows, **options)
 
-    def append(self, *args: Any, rows: Sequence[RowChange] = (), **given: Any) -> Any:
+    def append(self, *args: Any, rows: Sequence[RowChange] = (), **options: Any) -> Any:
         self._check_changes(rows)
-        return self._catalog.append(*args, rows=rows, **given)
+        return self._catalog.append(*args, rows=rows, **options)
 
-    def erase_events(self, *args: Any, **given: Any) -> Any:
+    def erase_events(self, *args: Any, **options: Any) -> Any:
         self._caller.need("admin")
-        return self._catalog.erase_events(*args, **given)
+        return self._catalog.erase_events(*args, **options)
 
-    def trim_ops(self, *args: Any, **given: Any) -> Any:
+    def trim_ops(self, *args: Any, **options: Any) -> Any:
         self._caller.need("admin")
-        return self._catalog.trim_ops(*args, **given)
+        return self._catalog.trim_ops(*args, **options)
 
     def _is_hidden(self, kind: str) -> bool:
         """Return True if rows of this kind are hidden. Only admins see names of secrets.
@@ -170,9 +170,9 @@ class _GuardedCatalog:
                 raise Invalid("bad_row", text) from error
         if new is None or (was is not None and _files_location(was) == _files_location(new)):
             return
-        theirs = was is not None and was.path and was.host == self._host
+        was_on_this_host = was is not None and was.path and was.host == self._host
         if (
-            theirs
+            was_on_this_host
             or (new.path and new.host in ("", self._host))
             or self._is_workspace_of_this_host(new)
         ):
@@ -180,8 +180,8 @@ class _GuardedCatalog:
 
     def _is_workspace_of_this_host(self, row: SessionRow) -> bool:
         """Return True if the session's branch has a workspace on this host."""
-        found = self._catalog.row("workspace", row.branch) if row.path else None
-        return found is not None and decode(WorkspaceRow, found.value).host == self._host
+        stored = self._catalog.row("workspace", row.branch) if row.path else None
+        return stored is not None and decode(WorkspaceRow, stored.value).host == self._host
 
 
 def _files_location(row: SessionRow) -> tuple[object, ...]:

@@ -105,8 +105,8 @@ async def body_chunks(
             with anyio.fail_after(timeout):
                 piece = await anext(body, None)
         except TimeoutError:
-            told = TooSlow("too_slow", f"nothing came for {timeout:g} s: send it anew")
-            raise close_connection_after(request, told) from None
+            too_slow = TooSlow("too_slow", f"nothing came for {timeout:g} s: send it anew")
+            raise close_connection_after(request, too_slow) from None
         except ClientDisconnect:
             raise Invalid("cut_off", "the body ended too early: send it again") from None
         if piece is None:

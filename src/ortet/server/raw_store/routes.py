@@ -81,7 +81,7 @@ class _RawStoreRoutes:
         def work() -> Response:
             access = self._grant(request, "read")
             objects = access.objects
-            said = Hello(
+            hello = Hello(
                 version=PROTOCOL_VERSION,
                 store=write_once.store_id(access.catalog),
                 format=FORMAT_VERSION,
@@ -89,7 +89,7 @@ class _RawStoreRoutes:
                 epoch=objects.sweep_lock.epoch(),
                 boot=self._boot,
             )
-            return Response(pack(said), media_type=CONTENT_TYPE)
+            return Response(pack(hello), media_type=CONTENT_TYPE)
 
         return await respond_in_thread(work)
 
@@ -160,18 +160,18 @@ class _RawStoreRoutes:
             wait_request.timeout if wait_request.timeout > 0 else 0.0
         )  # also if it is not a number
         if wait_request.mark.boot != self._boot:
-            came = (
+            has_changed = (
                 True  # the token was given by another process, so that signals may have been missed
             )
         elif self._waiters.available_tokens < 1:
             await anyio.sleep(min(timeout, 1.0))
-            came = False
+            has_changed = False
         else:
             wait = partial(
                 signal.wait, wait_request.topic, wait_request.mark.token, min(timeout, 60.0)
             )
-            came = await run_sync(wait, limiter=self._waiters)
-        return Response(pack(came), media_type=CONTENT_TYPE)
+            has_changed = await run_sync(wait, limiter=self._waiters)
+        return Response(pack(has_changed), media_type=CONTENT_TYPE)
 
 
 def _write(access: RawStoreAccess, name: str, values: dict[str, Any], request: Request) -> Any:
@@ -181,24 +181,26 @@ def _write(access: RawStoreAccess, name: str, values: dict[str, Any], request: R
         Conflict: `swept`, if one began. Nothing was written.
     """
     headers = request.headers
-    shown = headers.get(EPOCH_HEADER)
-    gate = access.objects.sweep_lock
-    once = write_once.WriteRequest(
+    seen_epoch = headers.get(EPOCH_HEADER)
+    sweep_lock = access.objects.sweep_lock
+    write_request = write_once.WriteRequest(
         request=headers.get(REQUEST_HEADER, ""),
         again=headers.get(RETRY_HEADER) == "1",
         done=[one for one in headers.get(DONE_HEADER, "").split(",") if one],
         now=access.clock.now_ns(),
     )
-    if shown is None:
-        return write_once.write(access.catalog, name, values, once)
-    pid, epoch = os.getpid(), gate.begin_write()
+    if seen_epoch is None:
+        return write_once.write(access.catalog, name, values, write_request)
+    pid, epoch = os.getpid(), sweep_lock.begin_write()
     try:
-        if shown != str(epoch) and not write_once.was_done(access.catalog, name, values, once):
+        if seen_epoch != str(epoch) and not write_once.was_done(
+            access.catalog, name, values, write_request
+        ):
             raise Conflict(
                 "swept",
                 "the store was swept while this was being written: nothing was, repeat the call",
                 epoch=epoch,
             )
-        return write_once.write(access.catalog, name, values, once)
+        return write_once.write(access.catalog, name, values, write_request)
     finally:
-        gate.end_write(pid)
+        sweep_lock.end_write(pid)

@@ -108,8 +108,8 @@ def _put_row(
     for _ in range(_TRIES):
         version = expect
         if version is None:
-            found = catalog.row(kind, key)
-            version = found.version if found else 0
+            stored = catalog.row(kind, key)
+            version = stored.version if stored else 0
         change = RowChange(kind, key, value, version)
         try:
             catalog.move([], verb="put", rows=[change, *_notes(write_request)])
@@ -131,20 +131,20 @@ def _created_row(catalog: Catalog, kind: str, key: str, value: bytes) -> Catalog
     If another writer changed the row since, a version below the current one is correct: it is
     outdated.
     """
-    found = catalog.row(kind, key)
-    if found is None:
+    stored = catalog.row(kind, key)
+    if stored is None:
         return CatalogRow(kind, key, value, 1)
-    return found if found.value == value else CatalogRow(kind, key, value, found.version - 1)
+    return stored if stored.value == value else CatalogRow(kind, key, value, stored.version - 1)
 
 
 def _repeat_result(catalog: Catalog, name: str, values: dict[str, Any]) -> Any:
     """Return the result of a write that was applied before."""
     if name == "move":
-        found = [catalog.lease(claim.name) for claim in values["claims"]]
+        leases = [catalog.lease(claim.name) for claim in values["claims"]]
         owners = [claim.owner for claim in values["claims"]]
         return [
             lease if lease is not None and lease.owner == owner else Lease(claim.name, owner, 0, 0)
-            for lease, owner, claim in zip(found, owners, values["claims"], strict=True)
+            for lease, owner, claim in zip(leases, owners, values["claims"], strict=True)
         ]
     if name == "put_row":
         return _created_row(catalog, values["kind"], values["key"], values["value"])
@@ -154,10 +154,10 @@ def _repeat_result(catalog: Catalog, name: str, values: dict[str, Any]) -> Any:
 def _has_events(catalog: Catalog, values: dict[str, Any]) -> bool:
     events = values["events"]
     try:
-        found = catalog.events(values["timeline"], events[0].seq - 1, len(events))
+        stored = catalog.events(values["timeline"], events[0].seq - 1, len(events))
     except (NotFound, Invalid):
         return False
-    return [(e.seq, e.head) for e in found] == [(e.seq, e.head) for e in events]
+    return [(e.seq, e.head) for e in stored] == [(e.seq, e.head) for e in events]
 
 
 def _notes(write_request: WriteRequest) -> list[RowChange]:

@@ -45,12 +45,12 @@ def _ask_machine_once(
     *,
     refresh: bool = False,
 ) -> _Found:
-    door = pool.control_socket(row, refresh=refresh)
-    indoors = InitClient(door.pid, path=door.path, lock_path=door.lock)
+    control = pool.control_socket(row, refresh=refresh)
+    client = InitClient(control.pid, path=control.path, lock_path=control.lock)
     try:
-        return query(indoors)
+        return query(client)
     finally:
-        indoors.close()
+        client.close()
 
 
 def ask_job(
@@ -65,7 +65,7 @@ def find_open_session(pool: SessionPool, id_: str) -> tuple[Session | None, Work
 
     The caller does not hold the session's lock, so it may only use what is safe for any thread.
     """
-    for room in pool.open_slots():
-        if room.id == id_:
-            return room.session, room.workspace
+    for slot in pool.open_slots():
+        if slot.id == id_:
+            return slot.session, slot.workspace
     return None, None

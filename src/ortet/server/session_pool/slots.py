@@ -155,15 +155,15 @@ class SlotTable:
             self.release(slot)  # the session ended, or another process took the expired lease
         self._unreleased_leases.release(row.id)
         self._handover.wait_for_taker(row.id)
-        lent = self._hub_pool.borrow(is_kept=lambda hub: slot.hub is hub)
-        with lent as hub, self._handover.request_lease(row.id, timeout) as asking:
+        borrowed = self._hub_pool.borrow(is_kept=lambda hub: slot.hub is hub)
+        with borrowed as hub, self._handover.request_lease(row.id, timeout) as waiter:
             while True:
                 try:
                     session = opener(hub) if opener else hub.session(row.name, agent=row.agent)
-                    self.attach(slot, hub, session, asking.token)
+                    self.attach(slot, hub, session, waiter.token)
                     return session
                 except Refused as error:
-                    if error.kind != "lease_held" or self.closed or not asking.wait():
+                    if error.kind != "lease_held" or self.closed or not waiter.wait():
                         raise
 
     def attach(self, slot: SessionSlot, hub: Hub, session: Session, token: int) -> None:

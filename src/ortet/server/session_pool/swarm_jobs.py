@@ -64,23 +64,23 @@ class SwarmJobs:
         Raises:
             Unavailable: Too many swarms run, or the server is stopping.
         """
-        drive = _SwarmJob(session)
+        job = _SwarmJob(session)
         with self._lock:
             full = self._closed or len(self._jobs) >= MAX_SWARMS
             if not full:
-                self._jobs.append(drive)
+                self._jobs.append(job)
         if full:
             raise Unavailable(
                 "too_many_swarms",
                 f"{MAX_SWARMS} swarms are driven here, or the server stops: try again, or ask "
                 "another",
             )
-        Thread(target=self._run_job, args=(drive, run), name="ortet-swarm", daemon=True).start()
-        drive.is_started.wait()
-        if drive.result is not None:
-            return drive.result
-        assert drive.error is not None
-        raise drive.error
+        Thread(target=self._run_job, args=(job, run), name="ortet-swarm", daemon=True).start()
+        job.is_started.wait()
+        if job.result is not None:
+            return job.result
+        assert job.error is not None
+        raise job.error
 
     def resolve_target(self, target: str | None) -> str | None:
         """Return the cluster address for the target that a client names, or None for this host."""
@@ -106,8 +106,8 @@ class SwarmJobs:
                 job.on_progress(run(job.halt, job.on_progress))
         except BaseException as error:
             job.error = error
-            left = isinstance(error, OrtetError) and error.kind == "swarm_left"
-            if job.is_started.is_set() and not left:
+            is_detached = isinstance(error, OrtetError) and error.kind == "swarm_left"
+            if job.is_started.is_set() and not is_detached:
                 _log.error("driving swarm %s", job.name, exc_info=error)
         finally:
             with self._lock:
@@ -117,15 +117,15 @@ class SwarmJobs:
     def stop(self, session: str, name: str) -> bool:
         """Ask a swarm to stop. Return False if it does not run in this server."""
         with self._lock:
-            found = [one for one in self._jobs if (one.session, one.name) == (session, name)]
-        for one in found:
-            one.halt.stop()
-        return bool(found)
+            jobs = [job for job in self._jobs if (job.session, job.name) == (session, name)]
+        for job in jobs:
+            job.halt.stop()
+        return bool(jobs)
 
     def close(self) -> None:
         """Detach from all swarms. Their sessions are free soon after."""
         with self._lock:
             self._closed = True
-            found = list(self._jobs)
-        for one in found:
-            one.halt.detach()
+            jobs = list(self._jobs)
+        for job in jobs:
+            job.halt.detach()

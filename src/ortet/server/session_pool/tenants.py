@@ -56,8 +56,10 @@ def _tenant_url(url: str, name: str) -> str:
     bucket = urlsplit(address.bucket)
     folder = f"{bucket.path.rstrip('/')}/{TENANTS_FOLDER}/{name}"
     ours = {"schema": schema, "bucket": urlunsplit(bucket._replace(path=folder))}
-    kept = [pair for pair in parse_qsl(parts.query, keep_blank_values=True) if pair[0] not in ours]
-    query = urlencode([*kept, *ours.items()], quote_via=quote, safe="/")
+    others = [
+        pair for pair in parse_qsl(parts.query, keep_blank_values=True) if pair[0] not in ours
+    ]
+    query = urlencode([*others, *ours.items()], quote_via=quote, safe="/")
     return replace_query(parts, query)
 
 
@@ -74,9 +76,9 @@ class Tenants:
 
     def session_pool(self, tenant: str) -> SessionPool:
         """Return the pool of a tenant. The first request opens its store."""
-        found = self._pools.get(tenant)
-        if found is not None:
-            return found
+        pool = self._pools.get(tenant)
+        if pool is not None:
+            return pool
         with self._lock:
             if self._closed:
                 raise Unavailable(

@@ -60,12 +60,12 @@ def parse_journal_cursor(text: str) -> JournalCursor:
     """Return the cursor of an event id, or raise Invalid(`bad_cursor`)."""
     if not text:
         return JournalCursor()
-    found = _CURSOR.match(text)
-    if found is None:
+    match = _CURSOR.match(text)
+    if match is None:
         raise Invalid(
             "bad_cursor", f"{text[:100]!r} is no place in a journal: give the id of an event"
         )
-    return JournalCursor(found[1] or "", int(found[2]), found[3] or "")
+    return JournalCursor(match[1] or "", int(match[2]), match[3] or "")
 
 
 class JournalSource(StreamSource):
@@ -96,18 +96,18 @@ class JournalSource(StreamSource):
     def _read(self, cursor: JournalCursor) -> StreamPage:
         with self._pool.hub() as hub:
             line = _event_log(hub, self._id)
-            path, told, size = line.timeline_spans(), list[StreamEvent](), 0
+            path, events, size = line.timeline_spans(), list[StreamEvent](), 0
             cursor, moved = _locate_cursor(hub, path, cursor)
             if moved:
                 about = {"session": self._id, "timeline": line.timeline, "after": cursor.seq}
-                told.append(make_event(about, id=str(cursor), name="moved"))
-            for place, one in _new_events(hub, line, self._id, cursor):
+                events.append(make_event(about, id=str(cursor), name="moved"))
+            for place, event in _new_events(hub, line, self._id, cursor):
                 cursor = place
-                told.append(one)
-                size += len(one.frame)
-                if len(told) >= _EVENTS_PER_PAGE or size >= _BYTES_PER_PAGE:
-                    return StreamPage(told, cursor, more=True)
-            return StreamPage(told, cursor)
+                events.append(event)
+                size += len(event.frame)
+                if len(events) >= _EVENTS_PER_PAGE or size >= _BYTES_PER_PAGE:
+                    return StreamPage(events, cursor, more=True)
+            return StreamPage(events, cursor)
 
 
 def _event_log(hub: Hub, id_: str) -> EventLog:

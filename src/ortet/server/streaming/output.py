@@ -70,8 +70,8 @@ class OutputFanout:
     @contextmanager
     def listen(self) -> Iterator[WakeupListener]:
         """Yield a listener that is woken by new output."""
-        with self._wakeups.listen(self.topic) as bell:
-            yield bell
+        with self._wakeups.listen(self.topic) as listener:
+            yield listener
 
     async def read(self, cursor: int, max_bytes: int = READ_BYTES) -> StreamChunk:
         """Return the output after a position, as far as it was read.
@@ -84,12 +84,12 @@ class OutputFanout:
         start = self._buffer_end - len(self._buffer)
         if start <= cursor < self._buffer_end:
             data = bytes(self._buffer[cursor - start : cursor - start + max_bytes])
-            at = cursor + len(data)
-            last = self._eof and at == self._buffer_end
-            return StreamChunk(data, at, 0, last, self._code if last else None)
+            end = cursor + len(data)
+            last = self._eof and end == self._buffer_end
+            return StreamChunk(data, end, 0, last, self._code if last else None)
         if cursor < start or not self._has_read:
-            ask = partial(self.job.read, cursor, stream=self._stream, most=max_bytes)
-            piece: StreamChunk = await self._threads.in_thread(ask)
+            read = partial(self.job.read, cursor, stream=self._stream, most=max_bytes)
+            piece: StreamChunk = await self._threads.in_thread(read)
             return piece
         return StreamChunk(b"", self._buffer_end, 0, self._eof, self._code)
 
@@ -145,8 +145,8 @@ class OutputFanouts:
 
     async def find(self, pool: SessionPool, row: SessionRow, name: str) -> FollowedProgram:
         """Find a program by name in the running machine of a session, for `follow`."""
-        found: FollowedProgram = await self._threads.in_thread(partial(_find, pool, row, name))
-        return found
+        program: FollowedProgram = await self._threads.in_thread(partial(_find, pool, row, name))
+        return program
 
     @contextmanager
     def follow(
@@ -154,19 +154,19 @@ class OutputFanouts:
     ) -> Iterator[OutputFanout]:
         """Follow a program while at least one reader does."""
         key = session, program.client.pid, program.job.id
-        tap = self._fanouts.get(key)
-        if tap is None or tap.error is not None:
-            tap = self._fanouts[key] = OutputFanout(self._threads, wakeups, program)
+        fanout = self._fanouts.get(key)
+        if fanout is None or fanout.error is not None:
+            fanout = self._fanouts[key] = OutputFanout(self._threads, wakeups, program)
         else:
             program.client.close()
-        tap.users += 1
+        fanout.users += 1
         try:
-            yield tap
+            yield fanout
         finally:
-            tap.users -= 1
-            if not tap.users:
-                tap.stop()
-                if self._fanouts.get(key) is tap:
+            fanout.users -= 1
+            if not fanout.users:
+                fanout.stop()
+                if self._fanouts.get(key) is fanout:
                     del self._fanouts[key]
 
 
@@ -182,12 +182,12 @@ def _find(pool: SessionPool, row: SessionRow, name: str) -> FollowedProgram:
 def _open_program(
     pool: SessionPool, row: SessionRow, name: str, *, refresh: bool = False
 ) -> FollowedProgram:
-    door = pool.control_socket(row, refresh=refresh)
-    indoors = InitClient(door.pid, path=door.path, lock_path=door.lock)
+    control = pool.control_socket(row, refresh=refresh)
+    client = InitClient(control.pid, path=control.path, lock_path=control.lock)
     try:
-        job = indoors.job(name)
-        at_terminal = any(one.id == job.id and one.tty is not None for one in indoors.jobs())
+        job = client.job(name)
+        at_terminal = any(one.id == job.id and one.tty is not None for one in client.jobs())
     except BaseException:
-        indoors.close()
+        client.close()
         raise
-    return FollowedProgram(indoors, job, "stdout" if at_terminal else "output")
+    return FollowedProgram(client, job, "stdout" if at_terminal else "output")

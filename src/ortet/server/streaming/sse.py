@@ -179,12 +179,12 @@ class EventStream(Response):
                 if not await self._host.is_authorized(self._request):
                     return "token"
                 checked = clock()
-            told = [one.frame for one in page.told if self._source.includes(one)]
+            frames = [one.frame for one in page.told if self._source.includes(one)]
             if not live and not page.more:
-                told.append(make_event({}, id=str(page.cursor), name="live").frame)
+                frames.append(make_event({}, id=str(page.cursor), name="live").frame)
                 live = True
-            if told:
-                await connection.send(b"".join(told))
+            if frames:
+                await connection.send(b"".join(frames))
                 spoken = clock()
             if page.over or self._host.stopping:
                 return page.over or "stopping"

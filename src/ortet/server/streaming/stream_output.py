@@ -101,15 +101,15 @@ async def output_stream(streams: Streams, request: Request, ask: FollowOutput) -
     """
     row = await streams.row(request, request.path_params["session"])
     text = request_cursor(request, ask)
-    found = _CURSOR.match(text or "0")
-    if found is None:
+    match = _CURSOR.match(text or "0")
+    if match is None:
         raise Invalid("bad_cursor", f"{text[:100]!r} is no place in an output: give an event's id")
-    pool, feed = streams.session_pool(request), streams.wakeups(request)
+    pool, wakeups = streams.session_pool(request), streams.wakeups(request)
     program = await streams.output_fanouts.find(pool, row, request.path_params["name"])
-    held = ExitStack()
-    tap = held.enter_context(streams.output_fanouts.follow(feed, row.id, program))
-    at = OutputCursor(tap.job.id)
-    if found[1] in (None, str(tap.job.id)):  # else another program of this name was started
-        at = OutputCursor(tap.job.id, int(found[2]), over=bool(found[3]))
-    source = OutputSource(tap, ask.encoding, held)
-    return await streams.answer(request, source, at, ask.heartbeat)
+    resources = ExitStack()
+    fanout = resources.enter_context(streams.output_fanouts.follow(wakeups, row.id, program))
+    cursor = OutputCursor(fanout.job.id)
+    if match[1] in (None, str(fanout.job.id)):  # else another program of this name was started
+        cursor = OutputCursor(fanout.job.id, int(match[2]), over=bool(match[3]))
+    source = OutputSource(fanout, ask.encoding, resources)
+    return await streams.answer(request, source, cursor, ask.heartbeat)

@@ -94,19 +94,19 @@ class SwarmSource(StreamSource):
 
     def _read(self, cursor: SwarmCursor) -> StreamPage:
         with self._pool.hub() as hub:
-            found = hub.swarms.get(hub.get(self._id), self._name)
+            result = hub.swarms.get(hub.get(self._id), self._name)
         events: list[StreamEvent] = []
-        seen = bytearray(cursor.attempts.ljust(len(found.attempts), b"\0"))
-        for one in found.attempts:
-            if seen[one.i] != attempt_mark(one):
-                seen[one.i] = attempt_mark(one)
+        seen = bytearray(cursor.attempts.ljust(len(result.attempts), b"\0"))
+        for attempt in result.attempts:
+            if seen[attempt.i] != attempt_mark(attempt):
+                seen[attempt.i] = attempt_mark(attempt)
                 cursor = SwarmCursor(bytes(seen), cursor.stage)
-                events.append(make_event(one, id=str(cursor), kind=one.state))
-        stage = _STAGES.index(found.state)
+                events.append(make_event(attempt, id=str(cursor), kind=attempt.state))
+        stage = _STAGES.index(result.state)
         if stage != cursor.stage:
             cursor = SwarmCursor(bytes(seen), stage)
-            events.append(make_event(_stage(found), id=str(cursor), name="swarm"))
-        return StreamPage(events, cursor, over="finished" if found.state == "finished" else "")
+            events.append(make_event(_stage(result), id=str(cursor), name="swarm"))
+        return StreamPage(events, cursor, over="finished" if result.state == "finished" else "")
 
 
 def _stage(swarm: SwarmResult) -> SwarmStage:

@@ -45,9 +45,9 @@ class WakeupListener:
 
     def pop_topics(self) -> set[str] | None:
         """Return the topics since the last call, None for any, and reset the listener."""
-        found, self._pending_topics = self._pending_topics, set()
+        topics, self._pending_topics = self._pending_topics, set()
         self._is_woken.clear()
-        return found
+        return topics
 
 
 class StoreWakeups:

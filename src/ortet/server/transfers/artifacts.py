@@ -91,10 +91,10 @@ class _ArtifactUpload:
 
     def _store_artifact(self) -> RecordedResponse:
         ask, name = self._ask, self._request.path_params["name"]
-        said = self._request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        media = ask.media or ("" if said in _UNSPECIFIC_MEDIA else said)
+        media_type = self._request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        media = ask.media or ("" if media_type in _UNSPECIFIC_MEDIA else media_type)
         with self._pool.open_session(self._row) as session:
-            made = session.artifact(
+            record = session.artifact(
                 name,
                 kind=ask.kind,
                 data=self._upload.file,
@@ -102,7 +102,7 @@ class _ArtifactUpload:
                 why=ask.why,
                 allow_secrets=ask.allow_secrets,
             )
-        return RecordedResponse(201, wire.to_json(made), f'"{made.oid}"')
+        return RecordedResponse(201, wire.to_json(record), f'"{record.oid}"')
 
 
 async def get_artifact(streams: Streams, request: Request, ask: GetArtifact) -> Response:
@@ -112,9 +112,9 @@ async def get_artifact(streams: Streams, request: Request, ask: GetArtifact) -> 
     artifact: Artifact = await streams.in_thread(partial(_find, pool, row.id, name, ask.version))
     content = content_of(artifact)
 
-    def read(at: int, size: int) -> bytes:
+    def read(offset: int, size: int) -> bytes:
         with pool.hub() as hub:
-            return b"".join(read_range(hub.objects, content, at, size))
+            return b"".join(read_range(hub.objects, content, offset, size))
 
     stored = ResponseContent(
         size=artifact.size,

@@ -92,8 +92,8 @@ async def send_bundle(streams: Streams, request: Request, ask: SendBundle) -> Re
                 try:
                     branches = hub.import_(place / ask.name)
                 except OrtetError as error:  # do not reveal paths of this host
-                    told = error.message.replace(f"{place}/", "")
-                    raise type(error)(error.kind, told) from error
+                    message = error.message.replace(f"{place}/", "")
+                    raise type(error)(error.kind, message) from error
             return RecordedResponse(201, wire.to_json(Imported(branches)))
 
         def answer() -> RecordedResponse:

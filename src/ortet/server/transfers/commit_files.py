@@ -80,15 +80,15 @@ async def read_file(streams: Streams, request: Request, ask: ReadFile) -> Respon
     """
     path = path_of(request)
     look = partial(_find_file, streams, request, path, ask)
-    found: FileList | tuple[Oid, TreeEntry] = await streams.in_thread(look)
-    if isinstance(found, FileList):
-        headers = {"x-content-type-options": "nosniff", "ortet-kind": found.entry.kind}
-        return Response(wire.to_json(found), headers=headers, media_type="application/json")
-    entry, pool = found[1], streams.session_pool(request)
+    content: FileList | tuple[Oid, TreeEntry] = await streams.in_thread(look)
+    if isinstance(content, FileList):
+        headers = {"x-content-type-options": "nosniff", "ortet-kind": content.entry.kind}
+        return Response(wire.to_json(content), headers=headers, media_type="application/json")
+    entry, pool = content[1], streams.session_pool(request)
 
-    def read(at: int, size: int) -> bytes:
+    def read(offset: int, size: int) -> bytes:
         with pool.hub() as hub:
-            return b"".join(read_range(hub.objects, entry, at, size))
+            return b"".join(read_range(hub.objects, entry, offset, size))
 
     name = os.fsdecode(entry.name)
     media = guess_media(name, None)
@@ -103,8 +103,8 @@ def path_of(request: Request) -> bytes:
 
     The decoded path of the request is not used, because it may have lost bytes that are not UTF-8.
     """
-    found = _FILES_PATH_PATTERN.match(request.scope["raw_path"].partition(b"?")[0])
-    path = unquote_to_bytes(found[1] or b"") if found else b"/"
+    match = _FILES_PATH_PATTERN.match(request.scope["raw_path"].partition(b"?")[0])
+    path = unquote_to_bytes(match[1] or b"") if match else b"/"
     parts = path.removesuffix(b"/").split(b"/") if path else []
     if b"\0" in path or len(path) > 4096 or any(part in (b"", b".", b"..") for part in parts):
         raise _bad_path(path)
@@ -133,14 +133,14 @@ def _find_file(
 
 
 def _listed(hub: Hub, oid: Oid, path: bytes, entry: TreeEntry, ask: ReadFile) -> FileList:
-    found = FileList(to_hex(oid), os.fsdecode(path), info_of(entry))
+    listing = FileList(to_hex(oid), os.fsdecode(path), info_of(entry))
     if not entry.is_dir or ask.info:
-        return found
+        return listing
     after = unquote_to_bytes(ask.after)
     page = list(islice(_entries(hub, Oid(entry.data), after), ask.limit + 1))
     some = [info_of(one) for one in page[: ask.limit]]
     rest = some[-1].href if len(page) > ask.limit else None
-    return msgspec.structs.replace(found, entries=some, next=rest)
+    return msgspec.structs.replace(listing, entries=some, next=rest)
 
 
 def _entries(hub: Hub, tree: Oid, after: bytes) -> Iterator[TreeEntry]:

@@ -92,12 +92,12 @@ class ContentResponse(Response):
     async def _send(self, send: Send, *, head: bool) -> None:
         start = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **start})
-        at = self._stop if head else self._start
-        while at < self._stop:
-            size = min(CHUNK_BYTES, self._stop - at)
-            data = await self._streams.in_thread(partial(self._stored.read, at, size))
+        position = self._stop if head else self._start
+        while position < self._stop:
+            size = min(CHUNK_BYTES, self._stop - position)
+            data = await self._streams.in_thread(partial(self._stored.read, position, size))
             await send({"type": "http.response.body", "body": data, "more_body": True})
-            at += size
+            position += size
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -106,11 +106,11 @@ def _requested_range(request: Request, stored: ResponseContent) -> tuple[int, in
     known = request.headers.get("if-none-match")
     if known is not None and (known == "*" or _tag(stored) in _tags(known)):
         return 0, 0, 304
-    found = _RANGE.match(request.headers.get("range", ""))
+    match = _RANGE.match(request.headers.get("range", ""))
     condition = request.headers.get("if-range", _tag(stored))
-    if found is None or found.groups() == ("", "") or condition != _tag(stored):
+    if match is None or match.groups() == ("", "") or condition != _tag(stored):
         return 0, stored.size, 200  # several ranges are answered with the whole content
-    first, last = found.groups()
+    first, last = match.groups()
     if not first:  # suffix range: the last bytes
         start, stop = max(0, stored.size - int(last)), stored.size
     else:

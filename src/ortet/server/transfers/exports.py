@@ -51,8 +51,8 @@ async def export_session(streams: Streams, request: Request, ask: ExportSession)
     OpenTelemetry (OTLP).
     """
     row = await streams.row(request, request.path_params["session"])
-    made = partial(_export_messages, row, ask)
-    make = partial(_store_export, streams.session_pool(request), f"{row.id}.json", made, JSON)
+    lines = partial(_export_messages, row, ask)
+    make = partial(_store_export, streams.session_pool(request), f"{row.id}.json", lines, JSON)
     return ContentResponse(streams, request, await streams.context.in_thread(make), download=True)
 
 

@@ -122,11 +122,11 @@ STREAMING_ROUTES = (
 
 def streaming_routes(streams: Streams) -> list[BaseRoute]:
     """Return the Starlette routes of the table and of the terminal."""
-    found: list[BaseRoute] = [RawPathWebSocketRoute(TERMINAL, partial(terminal, streams))]
+    routes: list[BaseRoute] = [RawPathWebSocketRoute(TERMINAL, partial(terminal, streams))]
     for flow in STREAMING_ROUTES:
         answer = _endpoint(streams, flow)
-        found.append(RawPathRoute(flow.path, answer, methods=[flow.method], name=flow.name))
-    return found
+        routes.append(RawPathRoute(flow.path, answer, methods=[flow.method], name=flow.name))
+    return routes
 
 
 def _endpoint(streams: Streams, route: StreamingRoute) -> Callable[[Request], Awaitable[Response]]:

@@ -43,8 +43,8 @@ class Upload:
 
     @property
     def digest(self) -> bytes:
-        found: bytes = self._sums["sha-256"].digest()
-        return found
+        digest: bytes = self._sums["sha-256"].digest()
+        return digest
 
     @property
     def path(self) -> Path:
@@ -55,18 +55,18 @@ class Upload:
         """Append data to the file and to the digests."""
         self.file.write(data)
         self.size += len(data)
-        for one in self._sums.values():
-            one.update(data)
+        for checksum in self._sums.values():
+            checksum.update(data)
 
     def check_digest(self, request: Request) -> None:
         """Raise Invalid if the body does not match a digest header (RFC 9530 and RFC 3230)."""
         for header in ("content-digest", "repr-digest", "digest"):
             for value in filter(None, request.headers.get(header, "").split(",")):
-                found = _DIGEST.match(value)
-                if found is None:
+                match = _DIGEST.match(value)
+                if match is None:
                     continue  # unknown algorithms are ignored
-                name = found[1].lower()
-                if b64decode(found[2]) != self._sums[name].digest():
+                name = match[1].lower()
+                if b64decode(match[2]) != self._sums[name].digest():
                     raise Invalid(
                         "bad_digest", f"the body does not have the {name} of {header}: send it anew"
                     )

@@ -72,8 +72,8 @@ def open_entry(root: Path, path: bytes) -> Iterator[int]:
     """Yield an O_PATH descriptor of a path below `root`. Links are not followed."""
     with _translate_os_errors(path):
         *above, name = path.split(b"/")
-        with _open_directory(root, above) as at:
-            fd = os.open(name, _WALK_FLAGS, dir_fd=at) if name else os.dup(at)
+        with _open_directory(root, above) as directory:
+            fd = os.open(name, _WALK_FLAGS, dir_fd=directory) if name else os.dup(directory)
         try:
             yield fd
         finally:
@@ -111,17 +111,17 @@ def write_file(root: Path, path: bytes, data: BinaryIO, *, mode: str, parents: b
     *above, name = path.split(b"/")
     if not name:
         raise Conflict("is_directory", "the workspace is a directory: give the path of a file")
-    with _translate_os_errors(path), _open_directory(root, above, make=parents) as at:
-        before = _stat_existing(name, at)
+    with _translate_os_errors(path), _open_directory(root, above, make=parents) as directory:
+        before = _stat_existing(name, directory)
         if before is not None and stat.S_ISDIR(before.st_mode):
             raise Conflict(
                 "is_directory", f"{os.fsdecode(path)!r} is a directory: give the path of a file"
             )
-        kept = before is not None and stat.S_ISREG(before.st_mode)
-        bits = parse_mode(mode) or (stat.S_IMODE(before.st_mode) if before and kept else 0o644)
-        owner = before if before and kept else os.fstat(at)
+        is_file = before is not None and stat.S_ISREG(before.st_mode)
+        bits = parse_mode(mode) or (stat.S_IMODE(before.st_mode) if before and is_file else 0o644)
+        owner = before if before and is_file else os.fstat(directory)
         part = f".ortet-{secrets.token_hex(8)}".encode()
-        fd = os.open(part, _CREATE_FLAGS, 0o600, dir_fd=at)
+        fd = os.open(part, _CREATE_FLAGS, 0o600, dir_fd=directory)
         try:
             with open(fd, "wb") as file:
                 shutil.copyfileobj(data, file, _CHUNK_BYTES)
@@ -129,10 +129,10 @@ def write_file(root: Path, path: bytes, data: BinaryIO, *, mode: str, parents: b
                 with suppress(PermissionError):
                     os.fchown(fd, owner.st_uid, owner.st_gid)
                 os.fchmod(fd, bits)  # after fchown, which clears some bits
-            os.rename(part, name, src_dir_fd=at, dst_dir_fd=at)
+            os.rename(part, name, src_dir_fd=directory, dst_dir_fd=directory)
         except BaseException:
             with suppress(OSError):
-                os.unlink(part, dir_fd=at)
+                os.unlink(part, dir_fd=directory)
             raise
     return Placed(os.fsdecode(path), size, f"{bits:o}", replaced=before is not None)
 
@@ -154,20 +154,20 @@ def _stat_existing(name: bytes, dir_fd: int) -> os.stat_result | None:
 
 @contextmanager
 def _open_directory(root: Path, names: Sequence[bytes], *, make: bool = False) -> Iterator[int]:
-    at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in names:
             try:
-                below = os.open(name, _WALK_FLAGS | os.O_DIRECTORY, dir_fd=at)
+                below = os.open(name, _WALK_FLAGS | os.O_DIRECTORY, dir_fd=directory)
             except FileNotFoundError:
                 if not make:
                     raise
-                below = _make_directory(name, at)
-            os.close(at)
-            at = below
-        yield at
+                below = _make_directory(name, directory)
+            os.close(directory)
+            directory = below
+        yield directory
     finally:
-        os.close(at)
+        os.close(directory)
 
 
 def _make_directory(name: bytes, dir_fd: int) -> int:
@@ -239,11 +239,11 @@ async def get_present(streams: Streams, request: Request, ask: GetFile) -> Respo
     row = await streams.row(request, request.path_params["session"])
     request.state.caller.need_host()
     path, pool = path_of(request), streams.session_pool(request)
-    found: Present | _FileCopy = await streams.context.in_thread(partial(_read, pool, row, path))
-    if isinstance(found, Present):
-        headers = {"x-content-type-options": "nosniff", "ortet-kind": found.kind}
-        return Response(wire.to_json(found), headers=headers, media_type="application/json")
-    copy, name = found, os.fsdecode(path.rpartition(b"/")[2])
+    content: Present | _FileCopy = await streams.context.in_thread(partial(_read, pool, row, path))
+    if isinstance(content, Present):
+        headers = {"x-content-type-options": "nosniff", "ortet-kind": content.kind}
+        return Response(wire.to_json(content), headers=headers, media_type="application/json")
+    copy, name = content, os.fsdecode(path.rpartition(b"/")[2])
     stored = ResponseContent(
         size=copy.size,
         tag=copy.tag,
@@ -322,8 +322,10 @@ def _put(  # noqa: PLR0917 - in the order it is looked at
     def done() -> RecordedResponse:
         with pool.open_session(row) as session:
             upload.file.seek(0)
-            made = write_file(session.path, path, upload.file, mode=ask.mode, parents=ask.parents)
-        return RecordedResponse(200 if made.replaced else 201, wire.to_json(made))
+            written = write_file(
+                session.path, path, upload.file, mode=ask.mode, parents=ask.parents
+            )
+        return RecordedResponse(200 if written.replaced else 201, wire.to_json(written))
 
     key = request.headers.get("idempotency-key")
     if key is None:

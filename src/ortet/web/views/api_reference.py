@@ -82,18 +82,18 @@ class ApiReferencePage:
 
 def _entries(data: Json, tag: str) -> Iterator[ApiOperation]:
     for path, methods in data["paths"].items():
-        for method, told in methods.items():
-            if tag in told["tags"]:
-                yield _api_operation(data, path, method.upper(), told)
+        for method, operation in methods.items():
+            if tag in operation["tags"]:
+                yield _api_operation(data, path, method.upper(), operation)
 
 
 def _api_operation(data: Json, path: str, method: str, operation: Json) -> ApiOperation:
     parameters = [_dereference(data, one) for one in operation.get("parameters", [])]
     answers = []
-    for status, given in operation["responses"].items():
-        one = _dereference(data, given)
-        shapes = [_body_text(media, part) for media, part in one.get("content", {}).items()]
-        answers.append((status, one["description"], Markup(", ").join(shapes)))
+    for status, response in operation["responses"].items():
+        resolved = _dereference(data, response)
+        shapes = [_body_text(media, part) for media, part in resolved.get("content", {}).items()]
+        answers.append((status, resolved["description"], Markup(", ").join(shapes)))
     content = operation.get("requestBody", {}).get("content", {})
     needs = operation["security"][0]["bearer"][0] if operation["security"] else ""
     return ApiOperation(
@@ -122,10 +122,10 @@ def _api_operation(data: Json, path: str, method: str, operation: Json) -> ApiOp
 def _dereference(data: Json, value: Json) -> Json:
     """Resolve a reference within the document."""
     while "$ref" in value:
-        found: Any = data
+        node: Any = data
         for step in value["$ref"].removeprefix("#/").split("/"):
-            found = found[step]
-        value = found
+            node = node[step]
+        value = node
     return value
 
 
@@ -143,8 +143,8 @@ def _body_text(media: str, part: Json) -> Markup:
 
 def _keys(schema: Json) -> Iterator[ApiField]:
     required = schema.get("required", ())
-    for name, one in schema.get("properties", {}).items():
-        yield ApiField(name, "", _type_text(one), name in required, one.get("description", ""))
+    for name, field in schema.get("properties", {}).items():
+        yield ApiField(name, "", _type_text(field), name in required, field.get("description", ""))
 
 
 def _type_text(schema: Json) -> Markup:

@@ -77,12 +77,12 @@ class ArtifactsPage(msgspec.Struct, frozen=True):
 
 def build_artifacts_page(view: SessionReader, ask: ArtifactsQuery) -> ArtifactsPage:
     """Return the data of the page. Raises NotFound for an unknown name or version."""
-    found: dict[str, list[Artifact]] = {}
-    for one in view.artifacts():
-        found.setdefault(one.name, []).append(one)
+    by_name: dict[str, list[Artifact]] = {}
+    for artifact in view.artifacts():
+        by_name.setdefault(artifact.name, []).append(artifact)
     names = [
         ArtifactVersions(name, sorted(versions, key=lambda one: -one.version))
-        for name, versions in found.items()
+        for name, versions in by_name.items()
     ]
     names.sort(key=lambda one: -one.last.time)
     chosen = None
@@ -95,25 +95,25 @@ def preview_artifact(view: SessionReader, artifact: Artifact) -> ArtifactPreview
     """Return the preview of one version of an artifact."""
     media = (artifact.media or guess_media(artifact.name, None)).partition(";")[0].strip().lower()
     lineage = view.artifact_store.lineage(artifact.name, artifact.version)
-    made = ArtifactPreview(
+    preview = ArtifactPreview(
         artifact, "none", media, made_by=lineage.action.name if lineage.action is not None else ""
     )
     if media in _IMAGES:
-        return msgspec.structs.replace(made, look="image")
+        return msgspec.structs.replace(preview, look="image")
     try:
         data = b"".join(_read_start(view, artifact))
     except OrtetError as error:
-        return msgspec.structs.replace(made, why=error.message)
+        return msgspec.structs.replace(preview, why=error.message)
     cut = max(0, artifact.size - len(data))
     text = _text(data, is_cut=bool(cut))
     if text is None:
-        return msgspec.structs.replace(made, why="it is no text: download it to look at it")
-    made = msgspec.structs.replace(made, look="text", text=text, cut=cut)
+        return msgspec.structs.replace(preview, why="it is no text: download it to look at it")
+    preview = msgspec.structs.replace(preview, look="text", text=text, cut=cut)
     if media in _TABLES:
-        return _table(made, _TABLES[media])
+        return _table(preview, _TABLES[media])
     if (media == "application/json" or media.endswith("+json")) and not cut:
-        return _pretty(made)
-    return made
+        return _pretty(preview)
+    return preview
 
 
 def _read_start(view: SessionReader, artifact: Artifact) -> Iterator[bytes]:
@@ -159,6 +159,6 @@ def artifacts(page_request: PageRequest) -> Response:
     """Render the artifacts page."""
     ask = parse_query(page_request, ArtifactsQuery)
     with page_request.view() as view:
-        found = build_artifacts_page(view, ask)
-        given = session_frame(view)
-    return page_request.render("artifacts.html", tab="artifacts", found=found, **given)
+        page = build_artifacts_page(view, ask)
+        frame = session_frame(view)
+    return page_request.render("artifacts.html", tab="artifacts", page=page, **frame)

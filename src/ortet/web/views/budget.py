@@ -148,8 +148,8 @@ def _downsample(points: Points, max_points: int = 400) -> Points:
     if len(points) <= max_points:
         return points
     step = len(points) / max_points
-    kept = [points[int(number * step)] for number in range(max_points)]
-    return [*kept, points[-1]]
+    sampled = [points[int(number * step)] for number in range(max_points)]
+    return [*sampled, points[-1]]
 
 
 def _round_up(value: float) -> float:
@@ -266,14 +266,14 @@ def _order_counters(names: set[str]) -> list[str]:
 
 
 def _by_model(entries: list[SpendRecord]) -> list[ModelSpending]:
-    found: dict[str, tuple[dict[str, float], int]] = {}
-    for one in entries:
-        amounts, count = found.get(one.model, ({}, 0))
-        for name, value in one.amounts.items():
+    totals: dict[str, tuple[dict[str, float], int]] = {}
+    for entry in entries:
+        amounts, count = totals.get(entry.model, ({}, 0))
+        for name, value in entry.amounts.items():
             amounts[name] = amounts.get(name, 0.0) + value
-        found[one.model] = amounts, count + 1
-    lines = [ModelSpending(model, amounts, count) for model, (amounts, count) in found.items()]
-    return sorted(lines, key=lambda one: (-one.amounts.get("usd", 0.0), one.model))
+        totals[entry.model] = amounts, count + 1
+    lines = [ModelSpending(model, amounts, count) for model, (amounts, count) in totals.items()]
+    return sorted(lines, key=lambda entry: (-entry.amounts.get("usd", 0.0), entry.model))
 
 
 def _plot(
@@ -286,9 +286,9 @@ def _plot(
     soft: float | None,
 ) -> Plot:
     lines: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    for one in entries:
-        if one.amounts.get(name):
-            lines[one.model].append((one.time, one.amounts[name]))
+    for entry in entries:
+        if entry.amounts.get(name):
+            lines[entry.model].append((entry.time, entry.amounts[name]))
     ordered = sorted(lines, key=lambda model: -sum(value for _, value in lines[model]))
     chosen = [(model or "no model", lines[model]) for model in ordered[:_MAX_MODELS]]
     if rest := [point for model in ordered[_MAX_MODELS:] for point in lines[model]]:
@@ -303,16 +303,16 @@ def _plot(
 
 
 def _running_totals(points: list[tuple[int, float]]) -> Points:
-    found, total = [], 0.0
+    totals, total = [], 0.0
     for time, value in sorted(points):
         total += value
-        found.append((time, total))
-    return found
+        totals.append((time, total))
+    return totals
 
 
 def budget(page_request: PageRequest) -> Response:
     """Render the budget page."""
     with page_request.view() as view:
-        found = build_budget_page(view)
-        given = session_frame(view)
-    return page_request.render("budget.html", tab="budget", found=found, **given)
+        page = build_budget_page(view)
+        frame = session_frame(view)
+    return page_request.render("budget.html", tab="budget", page=page, **frame)

@@ -26,17 +26,17 @@ def commit_page(page_request: PageRequest) -> Response:
     row = page_request.row()
     with page_request.hub() as hub:
         oid = page_request.resolve_commit(hub, page_request.path_params["commit"])
-        found = explain_commit(hub.internals.services, oid, limit=_MAX_REASONS)
+        explanation = explain_commit(hub.internals.services, oid, limit=_MAX_REASONS)
         part = "part" in page_request.query
         return page_request.render(
             "commit_part.html" if part else "commit.html",
             row=row,
             part=part,
-            led=found,
+            details=explanation,
             names=_names(page_request, hub, oid),
-            files=[file_line(one) for one in found.files[:_MAX_FILES]],
-            tally=output.change_counts(found.files)[0],
-            commands=restore_commands(row, found),
+            files=[file_line(one) for one in explanation.files[:_MAX_FILES]],
+            tally=output.change_counts(explanation.files)[0],
+            commands=restore_commands(row, explanation),
             head=_head(hub, row),
             replayed=_is_replayed(hub, row, oid),
         )
@@ -70,13 +70,13 @@ def file_line(change: TreeChange) -> dict[str, Any]:
 
 def _names(page_request: PageRequest, hub: Hub, oid: Oid) -> list[tuple[str, str, str]]:
     """Return the branches and tags at a commit: kind, name and session id."""
-    found = []
+    names = []
     for row in visible_sessions(hub, page_request.caller):
         head = hub.catalog.head(f"branch:{row.branch}")
         if head is not None and head.oid == oid:
-            found.append(("branch", row.name, row.id))
-    found += [("tag", tag.name, "") for tag in hub.refs.tags() if tag.oid == oid]
-    return found
+            names.append(("branch", row.name, row.id))
+    names += [("tag", tag.name, "") for tag in hub.refs.tags() if tag.oid == oid]
+    return names
 
 
 def _is_replayed(hub: Hub, row: SessionRow, oid: Oid) -> bool:
@@ -87,5 +87,5 @@ def _is_replayed(hub: Hub, row: SessionRow, oid: Oid) -> bool:
 
 
 def _head(hub: Hub, row: SessionRow) -> str:
-    found = hub.catalog.head(f"branch:{row.branch}")
-    return to_hex(found.oid) if found is not None else ""
+    head = hub.catalog.head(f"branch:{row.branch}")
+    return to_hex(head.oid) if head is not None else ""

@@ -83,8 +83,8 @@ def build_journal_page(view: SessionReader, ask: JournalQuery) -> JournalPage:
     """Return the data of the page."""
     tip = view.internals.event_log.tip().seq
     if ask.behind is not None:
-        found = [journal_line(one) for one in view.events(ask.behind) if _matches(one, ask)]
-        return JournalPage(found, ask, 0, tip)
+        matching = [journal_line(one) for one in view.events(ask.behind) if _matches(one, ask)]
+        return JournalPage(matching, ask, 0, tip)
     lines: list[JournalLine] = []
     seen = 0
     for event in _backwards(view, ask.before, tip):
@@ -168,14 +168,14 @@ def _message_text(data: EventData) -> str:
         return content
     if not isinstance(content, list):
         return _json(content)
-    found = []
+    texts = []
     for part in content:
         if isinstance(part, dict) and isinstance(part.get("text"), str):
-            found.append(part["text"])
+            texts.append(part["text"])
         else:
             kind = part.get("type") if isinstance(part, dict) else None
-            found.append(f"[{kind or 'part'}] {_json(part)[:500]}")
-    return "\n".join(found)
+            texts.append(f"[{kind or 'part'}] {_json(part)[:500]}")
+    return "\n".join(texts)
 
 
 def _spend_text(data: EventData) -> str | None:
@@ -248,6 +248,6 @@ def journal(page_request: PageRequest) -> Response:
     ask = parse_query(page_request, JournalQuery)
     ask = msgspec.structs.replace(ask, kind=[one for one in ask.kind if one])
     with page_request.view() as view:
-        found = build_journal_page(view, ask)
-        given = session_frame(view)
-    return page_request.render("journal.html", tab="journal", found=found, groups=GROUPS, **given)
+        page = build_journal_page(view, ask)
+        frame = session_frame(view)
+    return page_request.render("journal.html", tab="journal", page=page, groups=GROUPS, **frame)

@@ -69,7 +69,7 @@ class MemoryPage(msgspec.Struct, frozen=True):
     """
 
     ask: MemoryQuery
-    found: list[MemoryHit] = []
+    hits: list[MemoryHit] = []
     dense: str = ""
     facts: list[Fact] = []
     episodes: list[Episode] = []
@@ -83,17 +83,17 @@ def build_memory_page(
     hub: Hub, caller: Caller, view: SessionReader | None, ask: MemoryQuery
 ) -> MemoryPage:
     """Return the memory of one session with its shared scopes, or of all visible sessions."""
-    made = MemoryPage(ask, scopes=_scopes(view))
+    page = MemoryPage(ask, scopes=_scopes(view))
     try:
         if ask.q.strip():
-            return _recall_page(hub, caller, view, made)
+            return _recall_page(hub, caller, view, page)
         if view is None:
-            return _episodes_page(hub, caller, made)
-        return _session_page(view, made)
+            return _episodes_page(hub, caller, page)
+        return _session_page(view, page)
     except OrtetError as error:
         if error.name != "invalid":
             raise
-        return msgspec.structs.replace(made, fault=error.message)
+        return msgspec.structs.replace(page, fault=error.message)
 
 
 def _recall_page(
@@ -101,22 +101,24 @@ def _recall_page(
 ) -> MemoryPage:
     ask, query = page.ask, page.ask.q.strip()
     tiers = [ask.tier] if ask.tier else None
-    at = parse_time(hub, "at", ask.at or None)
+    when = parse_time(hub, "at", ask.at or None)
     scope = ask.scope or None
     hits: list[RecallHit] = []
     if view is not None:
-        recalled = view.recall(query, _RECALL_LIMIT, tiers=tiers, at=at, scope=scope, explain=True)
+        recalled = view.recall(
+            query, _RECALL_LIMIT, tiers=tiers, at=when, scope=scope, explain=True
+        )
         hits, dense = list(recalled), recalled.dense
     else:
         dense = ""
         for agent in caller.agents or (None,):
             recalled = hub.recall(
-                query, _RECALL_LIMIT, agent=agent, tiers=tiers, at=at, scope=scope, explain=True
+                query, _RECALL_LIMIT, agent=agent, tiers=tiers, at=when, scope=scope, explain=True
             )
             hits, dense = [*hits, *recalled], recalled.dense
         hits = sorted(hits, key=lambda one: -one.score)[:_RECALL_LIMIT]
-    found = [_memory_hit(hub, hit, caller) for hit in hits]
-    return msgspec.structs.replace(page, found=found, dense=dense, count=len(found))
+    results = [_memory_hit(hub, hit, caller) for hit in hits]
+    return msgspec.structs.replace(page, hits=results, dense=dense, count=len(results))
 
 
 def _memory_hit(hub: Hub, hit: RecallHit, caller: Caller) -> MemoryHit:
@@ -166,14 +168,14 @@ def _href(hub: Hub, hit: RecallHit, caller: Caller) -> str:
 
 def _session_page(view: SessionReader, page: MemoryPage) -> MemoryPage:
     ask = page.ask
-    at = parse_time(hub_of(view), "at", ask.at or None)
+    when = parse_time(hub_of(view), "at", ask.at or None)
     history = view.memory.fact_history(ask.fact) if ask.fact else []
     if ask.show == "episodes":
-        episodes = view.memory.episodes(until=at)[::-1]
+        episodes = view.memory.episodes(until=when)[::-1]
         return msgspec.structs.replace(
             page, episodes=episodes[:_MAX_LISTED], history=history, count=len(episodes)
         )
-    facts = view.facts(scope=ask.scope or None, at=at, past=ask.past)[::-1]
+    facts = view.facts(scope=ask.scope or None, at=when, past=ask.past)[::-1]
     return msgspec.structs.replace(
         page, facts=facts[:_MAX_LISTED], history=history, count=len(facts)
     )
@@ -200,17 +202,17 @@ def memory(page_request: PageRequest) -> Response:
     """Render the memory page of all sessions."""
     ask = parse_query(page_request, MemoryQuery)
     with page_request.hub() as hub:
-        found = build_memory_page(hub, page_request.caller, None, ask)
-    return page_request.render("memory.html", found=found, tiers=TIER_LABELS, here="/memory")
+        page = build_memory_page(hub, page_request.caller, None, ask)
+    return page_request.render("memory.html", page=page, tiers=TIER_LABELS, here="/memory")
 
 
 def session_memory(page_request: PageRequest) -> Response:
     """Render the memory page of one session."""
     ask = parse_query(page_request, MemoryQuery)
     with page_request.view() as view:
-        found = build_memory_page(hub_of(view), page_request.caller, view, ask)
-        given = session_frame(view)
-    here = f"/s/{given['row'].id}/memory"
+        page = build_memory_page(hub_of(view), page_request.caller, view, ask)
+        frame = session_frame(view)
+    here = f"/s/{frame['row'].id}/memory"
     return page_request.render(
-        "session_memory.html", tab="memory", found=found, tiers=TIER_LABELS, here=here, **given
+        "session_memory.html", tab="memory", page=page, tiers=TIER_LABELS, here=here, **frame
     )

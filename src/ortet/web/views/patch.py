@@ -34,17 +34,17 @@ def highlight_lines(path: str, text: str) -> list[list[StyledText]]:
     lexer = _lexer(path) if len(text) <= _MAX_TEXT_CHARACTERS else None
     if lexer is None or any(len(line) > _MAX_LINE_CHARACTERS for line in lines):
         return [[("", line)] for line in lines]
-    found: list[list[StyledText]] = [[]]
+    highlighted: list[list[StyledText]] = [[]]
     for kind, value in lexer.get_tokens(text):
         class_ = _class(kind)
         first, *rest = value.split("\n")
         if first:
-            found[-1].append((class_, first))
+            highlighted[-1].append((class_, first))
         for line in rest:
-            found.append([(class_, line)] if line else [])
-    del found[len(lines) :]  # lexers add a final line break
-    found += [[] for _ in range(len(lines) - len(found))]
-    return found
+            highlighted.append([(class_, line)] if line else [])
+    del highlighted[len(lines) :]  # lexers add a final line break
+    highlighted += [[] for _ in range(len(lines) - len(highlighted))]
+    return highlighted
 
 
 def _lexer(path: str) -> Any:
@@ -123,17 +123,20 @@ def file_patch(objects: ObjectStore, change: TreeChange) -> FilePatch:
         )
         return FilePatch(f"not shown as text ({sizes})", [])
     old, new = _side(change.old_path or change.path, before), _side(change.path, after)
-    found = line_diff.line_changes(old.raw, new.raw)
-    added, removed = sum(one.b1 - one.b0 for one in found), sum(one.a1 - one.a0 for one in found)
+    changes = line_diff.line_changes(old.raw, new.raw)
+    added, removed = (
+        sum(one.b1 - one.b0 for one in changes),
+        sum(one.a1 - one.a0 for one in changes),
+    )
     note, room = "", _MAX_LINES
     hunks: list[list[PatchSegment]] = []
-    for group in _groups(found):
+    for group in _groups(changes):
         room -= sum(one.a1 - one.a0 + one.b1 - one.b0 for one in group) + 2 * _CONTEXT_LINES
         if room < 0 and hunks:
             note = "the rest is too long for a page: `ortet diff -p` has all"
             break
         hunks.append(_hunk(old, new, group))
-    if not found:
+    if not changes:
         note = "the same lines"
     return FilePatch(note, hunks, added, removed)
 
@@ -162,29 +165,29 @@ def _display_line(line: bytes) -> str:
 
 def _groups(changes: list[line_diff.LineChange]) -> list[list[line_diff.LineChange]]:
     """Group changes that are close to each other into hunks."""
-    found: list[list[line_diff.LineChange]] = []
+    groups: list[list[line_diff.LineChange]] = []
     for change in changes:
-        if found and change.a0 - found[-1][-1].a1 <= 2 * _CONTEXT_LINES:
-            found[-1].append(change)
+        if groups and change.a0 - groups[-1][-1].a1 <= 2 * _CONTEXT_LINES:
+            groups[-1].append(change)
         else:
-            found.append([change])
-    return found
+            groups.append([change])
+    return groups
 
 
 def _hunk(
     old: _PatchSide, new: _PatchSide, group: list[line_diff.LineChange]
 ) -> list[PatchSegment]:
-    found: list[PatchSegment] = []
+    segments: list[PatchSegment] = []
     first, last = group[0], group[-1]
     before = min(_CONTEXT_LINES, first.a0, first.b0)
     a, b = first.a0 - before, first.b0 - before
     for change in group:
-        _add_context(found, old, new, a=a, b=b, size=change.a0 - a)
-        found.append(_changed_segment(old, new, change))
+        _add_context(segments, old, new, a=a, b=b, size=change.a0 - a)
+        segments.append(_changed_segment(old, new, change))
         a, b = change.a1, change.b1
     rest = min(_CONTEXT_LINES, len(old.raw) - last.a1, len(new.raw) - last.b1)
-    _add_context(found, old, new, a=a, b=b, size=rest)
-    return found
+    _add_context(segments, old, new, a=a, b=b, size=rest)
+    return segments
 
 
 def _add_context(
@@ -232,13 +235,18 @@ def _html(pieces: list[StyledText], start: int = 0, stop: int = 0) -> Markup:
     """Return escaped HTML. The range from `start` to `stop` is marked."""
     from markupsafe import Markup
 
-    found, at = [], 0
+    parts, position = [], 0
     for class_, text in pieces:
-        cuts = [0, min(max(start - at, 0), len(text)), min(max(stop - at, 0), len(text)), len(text)]
+        cuts = [
+            0,
+            min(max(start - position, 0), len(text)),
+            min(max(stop - position, 0), len(text)),
+            len(text),
+        ]
         for n, (low, high) in enumerate(pairwise(cuts)):
             if high > low:
                 names = " ".join(filter(None, (class_, "x" if n == 1 and stop > start else "")))
                 form = '<span class="{}">{}</span>' if names else "{1}"
-                found.append(Markup(form).format(names, text[low:high]))
-        at += len(text)
-    return Markup("").join(found)
+                parts.append(Markup(form).format(names, text[low:high]))
+        position += len(text)
+    return Markup("").join(parts)

@@ -47,9 +47,9 @@ class CommitJournalIndex:
     ) -> Iterator[tuple[Oid, JournalHead]]:
         """Yield commits on the session's timeline that end at or before an event, newest first."""
         line = self._branch_commits(view, tenant)
-        found = [one for one in line if 0 < one[1].seq <= seq]
+        earlier = [one for one in line if 0 < one[1].seq <= seq]
         # After a restore of the state alone, a commit may end before its parent does.
-        for oid, journal in sorted(found, key=lambda one: -one[1].seq):
+        for oid, journal in sorted(earlier, key=lambda one: -one[1].seq):
             if passes_through(view.internals.event_log, hub_of(view), journal):
                 yield oid, journal
 
@@ -64,15 +64,15 @@ class CommitJournalIndex:
             self._commits.move_to_end((tenant, view.id))
             while len(self._commits) > _MAX_CACHED_SESSIONS:
                 self._commits.popitem(last=False)
-            at = {oid: n for n, (oid, _) in enumerate(known)}
+            index = {oid: n for n, (oid, _) in enumerate(known)}
             fresh: list[tuple[Oid, JournalHead]] = []
-            kept = 0
+            keep = 0
             for oid in view.internals.store.history.first_parents(head.oid):
-                if oid in at:
-                    kept = at[oid] + 1
+                if oid in index:
+                    keep = index[oid] + 1
                     break
                 fresh.append((oid, journal_at(hub_of(view), oid)))
-            known[kept:] = reversed(fresh)
+            known[keep:] = reversed(fresh)
             return list(known)
 
 
@@ -124,18 +124,18 @@ def replay_page(commit_index: CommitJournalIndex, page_request: PageRequest) -> 
     """
     with page_request.view() as view:
         tip = view.internals.event_log.tip().seq
-        at = _requested_seq(page_request, tip)
-        found = next(commit_index.commits_before(view, page_request.caller.tenant, at), None)
-        oid, base = found if found is not None else (None, EMPTY_JOURNAL)
+        seq = _requested_seq(page_request, tip)
+        commit = next(commit_index.commits_before(view, page_request.caller.tenant, seq), None)
+        oid, base = commit if commit is not None else (None, EMPTY_JOURNAL)
         return page_request.render(
             "moment.html" if "part" in page_request.query else "replay.html",
             tab="replay",
             row=view.internals.row,
-            at=at,
+            at=seq,
             tip=tip,
-            moment=build_moment(view, at, base),
+            moment=build_moment(view, seq, base),
             commit=view.internals.store.history.info(oid) if oid is not None else None,
-            behind=at - base.seq,
+            behind=seq - base.seq,
             said=text_of,
         )
 
@@ -173,14 +173,14 @@ def state_at(view: SessionReader, seq: int, base: JournalHead) -> SessionState:
 
 def _messages(view: SessionReader, seq: int, core: CoreState) -> list[Message]:
     """Return the newest messages in context, in order. It may have more than are shown."""
-    found: list[Message] = []
+    messages: list[Message] = []
     upto = seq
-    while upto > core.since and len(found) <= _MAX_MESSAGES:
+    while upto > core.since and len(messages) <= _MAX_MESSAGES:
         start = max(upto - _EVENTS_PER_READ, core.since)
         events = [one for one in view.internals.event_log.events(start, upto) if _is_message(one)]
-        found[:0] = [message_of(one) for one in events if not is_superseded(core.aside, one.seq)]
+        messages[:0] = [message_of(one) for one in events if not is_superseded(core.aside, one.seq)]
         upto = start
-    return found
+    return messages
 
 
 def _is_message(event: Event) -> bool:

@@ -92,15 +92,17 @@ def build_session_list(
     """Return the data of the page. `has_live_machine` tells if a session's machine runs here."""
     rows = visible_sessions(hub, caller)
     agents = sorted({row.agent for row in rows})
-    kept = [row for row in rows if ask.agent in ("", row.agent)]
-    count = Counter(row.status for row in kept)
+    selected = [row for row in rows if ask.agent in ("", row.agent)]
+    count = Counter(row.status for row in selected)
     counts = {name: count[name] for name in STATUSES}
-    kept = [row for row in kept if ask.status in ("", row.status)]
-    line, words, found = sort_sessions(hub.catalog, kept, ask.sort), ask.q.strip(), dict[str, str]()
-    heard = MAX_SESSIONS_SEARCHED if words and len(kept) > MAX_SESSIONS_SEARCHED else 0
+    selected = [row for row in selected if ask.status in ("", row.status)]
+    line = sort_sessions(hub.catalog, selected, ask.sort)
+    words = ask.q.strip()
+    matches: dict[str, str] = {}
+    heard = MAX_SESSIONS_SEARCHED if words and len(selected) > MAX_SESSIONS_SEARCHED else 0
     if words:
-        found = dict(_match_sessions(hub, line.rows, words))
-        line = line.filter_ids(found)
+        matches = dict(_match_sessions(hub, line.rows, words))
+        line = line.filter_ids(matches)
     start = line.index_after(ask.after) if ask.after else 0
     if ask.before or start >= len(line.rows):  # sessions after the cursor may be gone
         start = max(0, (line.index_before(ask.before) if ask.before else start) - SESSIONS_PER_PAGE)
@@ -114,7 +116,7 @@ def build_session_list(
                 row,
                 touched[row.id],
                 live=has_live_machine(row.id),
-                found=found.get(row.id, ""),
+                found=matches.get(row.id, ""),
             )
             for row in shown
         ],
@@ -134,7 +136,7 @@ def build_session_card(
     hub: Hub, row: SessionRow, last_active_ns: int, *, live: bool, found: str = ""
 ) -> SessionCard:
     """Return the card of a session. If the session cannot be read, `fault` says why."""
-    made = SessionCard(
+    card = SessionCard(
         id=row.id,
         name=row.name,
         agent=row.agent,
@@ -154,7 +156,7 @@ def build_session_card(
         view = hub.get(row.id)
         head, tip = view.head, view.internals.event_log.tip().seq
         return msgspec.structs.replace(
-            made,
+            card,
             goal=view.goal,
             spent=_spent(view),
             head=head.oid if head else "",
@@ -162,7 +164,7 @@ def build_session_card(
             events=tip,
         )
     except OrtetError as error:  # a damaged session must not hide the others
-        return msgspec.structs.replace(made, fault=error.message)
+        return msgspec.structs.replace(card, fault=error.message)
 
 
 def _spent(view: SessionReader) -> dict[str, float]:
@@ -211,8 +213,8 @@ def sessions(page_request: PageRequest) -> Response:
     """Render the first page."""
     ask = parse_query(page_request, SessionListQuery)
     with page_request.hub() as hub:
-        found = build_session_list(
+        page = build_session_list(
             hub, page_request.caller, ask, page_request.session_pool.has_live_machine
         )
     command = f"ortet recall --all {shlex.quote(ask.q.strip())}"
-    return page_request.render("sessions.html", roster=found, statuses=STATUSES, command=command)
+    return page_request.render("sessions.html", page=page, statuses=STATUSES, command=command)

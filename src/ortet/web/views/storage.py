@@ -73,7 +73,7 @@ def build_storage_page(hub: Hub) -> StoragePage:
     stats = hub.objects.stats()
     sizes, counts, whole = sizes_by_kind(hub)
     copied = checkout_sizes(hub)
-    found, all_files = directory_sizes(hub.root)
+    places, all_files = directory_sizes(hub.root)
     rows = hub.sessions()
     statuses = Counter(row.status for row in rows)
     return StoragePage(
@@ -91,8 +91,8 @@ def build_storage_page(hub: Hub) -> StoragePage:
                 for kind, size in sizes.items()
             ]
         ),
-        places=bars([(name, float(size), "") for name, size in found.items() if size]),
-        disk=sum(found.values()),
+        places=bars([(name, float(size), "") for name, size in places.items() if size]),
+        disk=sum(places.values()),
         sessions=len(rows),
         statuses=bars([(name, float(count), "") for name, count in statuses.items()]),
         partial=not (whole and copied.whole and all_files),
@@ -113,5 +113,5 @@ def store(page_request: PageRequest) -> Response:
             "the operation covers all agents, and the token is limited to some: use another token",
         )
     with page_request.hub() as hub:
-        found = build_storage_page(hub)
-    return page_request.render("storage.html", found=found)
+        page = build_storage_page(hub)
+    return page_request.render("storage.html", page=page)

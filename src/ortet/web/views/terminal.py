@@ -19,7 +19,7 @@ XTERM = ("vendor/xterm.js", "vendor/xterm.css")
 def terminal(page_request: PageRequest) -> Response:
     """Render the terminal page."""
     with page_request.view() as view:
-        given = {**session_frame(view), "why": _unavailable_reason(page_request, view)}
+        frame = {**session_frame(view), "why": _unavailable_reason(page_request, view)}
     full = (
         all(page_request.has_static_file(name) for name in XTERM)
         and "plain" not in page_request.query
@@ -27,9 +27,9 @@ def terminal(page_request: PageRequest) -> Response:
     answer = page_request.render(
         "terminal.html",
         tab="terminal",
-        live=page_request.session_pool.has_live_machine(given["row"].id),
+        live=page_request.session_pool.has_live_machine(frame["row"].id),
         xterm=XTERM if full else (),
-        **given,
+        **frame,
     )
     if full:
         # xterm.js creates inline styles. Scripts are still limited to our own.

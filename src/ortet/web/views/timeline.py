@@ -51,9 +51,9 @@ def compare_page(page_request: PageRequest) -> Response:
             return page_request.render(
                 "patch.html", patch=file_patch(hub.objects, changes[int(number)])
             )
-        found = compare(hub.internals.services, old, new, limit=_MAX_MESSAGES)
+        comparison = compare(hub.internals.services, old, new, limit=_MAX_MESSAGES)
         room, files = _MAX_PATCH_LINES, list[dict[str, Any]]()
-        changes = [one for one in found.files if not is_directory_touch(one)]
+        changes = [one for one in comparison.files if not is_directory_touch(one)]
         for change in changes[:_MAX_FILES]:
             patch = file_patch(hub.objects, change) if room > 0 else None
             if patch is not None:
@@ -64,7 +64,7 @@ def compare_page(page_request: PageRequest) -> Response:
             row=row,
             old=hub.history.info(old),
             new=hub.history.info(new),
-            found=found,
+            comparison=comparison,
             files=files,
             more=len(changes) - len(files),
             said=text_of,

@@ -68,14 +68,14 @@ def lay_out(
         for n, parent in enumerate(dict.fromkeys(parents)):
             known = waiting.setdefault(parent, [])
             if n == 0:
-                at = lane
-                known.append(at)
+                column = lane
+                known.append(column)
             elif known:
-                at = min(known)
+                column = min(known)
             else:
-                at, size = (heappop(free), size) if free else (size, size + 1)
-                known.append(at)
-            to.append(at)
+                column, size = (heappop(free), size) if free else (size, size + 1)
+                known.append(column)
+            to.append(column)
         if not to:
             heappush(free, lane)
         yield LanePosition(lane, to, joins)
@@ -101,42 +101,42 @@ def read_graph(
     hub: Hub, cache: dict[Oid, CommitNode], tips: Iterable[Oid]
 ) -> dict[Oid, CommitNode]:
     """Return all ancestors of `tips` that still exist. Reflogs may name commits that are gone."""
-    found: dict[Oid, CommitNode] = {}
+    nodes: dict[Oid, CommitNode] = {}
     todo = list(tips)
     while todo:
         oid = todo.pop()
-        if oid in found:
+        if oid in nodes:
             continue
         note = cached_node(hub, cache, oid)
         if note is not None:
-            found[oid] = note
+            nodes[oid] = note
             todo += note.parents
-    return found
+    return nodes
 
 
 def newest_commits(
     hub: Hub, cache: dict[Oid, CommitNode], heads: Iterable[Oid], count: int
 ) -> tuple[list[Oid], dict[Oid, CommitNode]] | None:
     """Return the newest `count` commits by time, or None if that is not a topological order."""
-    found: dict[Oid, CommitNode] = {}
+    nodes: dict[Oid, CommitNode] = {}
     ready: list[tuple[int, Oid]] = []
 
     def add(oids: Iterable[Oid]) -> None:
         for oid in oids:
-            note = None if oid in found else cached_node(hub, cache, oid)
+            note = None if oid in nodes else cached_node(hub, cache, oid)
             if note is not None:
-                found[oid] = note
+                nodes[oid] = note
                 heappush(ready, (-note.ms, oid))
 
     add(heads)
     order: list[Oid] = []
     while ready and len(order) < count:
         ms, oid = heappop(ready)
-        if order and -ms >= found[order[-1]].ms:
+        if order and -ms >= nodes[order[-1]].ms:
             return None
         order.append(oid)
-        add(found[oid].parents)
-    return order, found
+        add(nodes[oid].parents)
+    return order, nodes
 
 
 def cached_node(hub: Hub, cache: dict[Oid, CommitNode], oid: Oid) -> CommitNode | None:
@@ -206,12 +206,12 @@ def swarms_of(hub: Hub, row: SessionRow) -> list[Swarm]:
     """
     from ortet.swarm import records
 
-    found = sorted(records.list_swarms(hub.catalog, row.id), key=lambda one: one.made)
+    swarms = sorted(records.list_swarms(hub.catalog, row.id), key=lambda one: one.made)
     return [
         records.swarm_result(
             one, records.SwarmRecords(hub.catalog, row.id, one.id).attempts(), row.name
         )
-        for one in found
+        for one in swarms
     ]
 
 
@@ -325,10 +325,10 @@ class TimelineGraphCache:
                 return None
             notes = self._node_cache(caller.tenant)
         heads = _heads(hub, family.rows)
-        found = newest_commits(hub, notes, set(heads.values()), count)
-        if found is None:
+        nodes = newest_commits(hub, notes, set(heads.values()), count)
+        if nodes is None:
             return None
-        order, graph = found
+        order, graph = nodes
         return _lay_out_graph(
             PARTIAL_TAG,
             order,
@@ -364,12 +364,12 @@ class TimelineGraphCache:
 
     def _past_heads(self, hub: Hub, tenant: str, branch: str) -> set[Oid]:
         """Return all commits where a branch has been, also those that a restore left."""
-        after, found = self._past_heads_cache.get((tenant, branch), (0, set()))
+        after, past_heads = self._past_heads_cache.get((tenant, branch), (0, set()))
         while ops := hub.catalog.ops(f"branch:{branch}", after=after):
-            found |= {Oid(one) for op in ops for one in (op.old, op.new) if one is not None}
+            past_heads |= {Oid(one) for op in ops for one in (op.old, op.new) if one is not None}
             after = ops[-1].seq
-        self._past_heads_cache[tenant, branch] = after, found
-        return found
+        self._past_heads_cache[tenant, branch] = after, past_heads
+        return past_heads
 
 
 def _tag(hub: Hub, family: SessionFamily) -> str:
@@ -386,8 +386,8 @@ def _tag(hub: Hub, family: SessionFamily) -> str:
 
 def _heads(hub: Hub, rows: Iterable[SessionRow]) -> dict[str, Oid]:
     """Return the head of each session by its id."""
-    found = ((row.id, hub.catalog.head(f"branch:{row.branch}")) for row in rows)
-    return {id_: head.oid for id_, head in found if head is not None}
+    rows_and_heads = ((row.id, hub.catalog.head(f"branch:{row.branch}")) for row in rows)
+    return {id_: head.oid for id_, head in rows_and_heads if head is not None}
 
 
 def _attempts(family: SessionFamily) -> Iterator[Any]:
@@ -395,14 +395,14 @@ def _attempts(family: SessionFamily) -> Iterator[Any]:
 
 
 def _labels(hub: Hub, family: SessionFamily, heads: dict[str, Oid]) -> dict[Oid, list[CommitLabel]]:
-    found: dict[Oid, list[CommitLabel]] = {}
+    labels: dict[Oid, list[CommitLabel]] = {}
 
     def put(oid: Oid, label: CommitLabel) -> None:
-        found.setdefault(oid, []).append(label)
+        labels.setdefault(oid, []).append(label)
 
     own = family.row.id
-    tried = {(one.id, one.commit) for one in _attempts(family)}
-    for row in sorted(family.rows, key=lambda one: one.id != own):
+    tried = {(attempt.id, attempt.commit) for attempt in _attempts(family)}
+    for row in sorted(family.rows, key=lambda row: row.id != own):
         if row.id in heads and (row.id, to_hex(heads[row.id])) not in tried:
             kind = "head" if row.id == own else "branch"
             put(heads[row.id], CommitLabel(kind, row.name, row.id))
@@ -411,12 +411,13 @@ def _labels(hub: Hub, family: SessionFamily, heads: dict[str, Oid]) -> dict[Oid,
     for tag in hub.refs.tags():
         put(tag.oid, CommitLabel("tag", tag.name))
     for swarm in family.swarms:
-        for one in swarm.attempts:
-            if one.commit:
-                text = f"{swarm.name} #{one.i}" + ("" if one.score is None else f": {one.score:g}")
-                kind = "kept" if one.kept else "attempt"
-                put(Oid(bytes.fromhex(one.commit)), CommitLabel(kind, text, one.id))
-    return found
+        for attempt in swarm.attempts:
+            if attempt.commit:
+                score = "" if attempt.score is None else f": {attempt.score:g}"
+                text = f"{swarm.name} #{attempt.i}{score}"
+                kind = "kept" if attempt.kept else "attempt"
+                put(Oid(bytes.fromhex(attempt.commit)), CommitLabel(kind, text, attempt.id))
+    return labels
 
 
 def _lay_out_graph(
