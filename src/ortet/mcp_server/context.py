@@ -102,9 +102,9 @@ class McpContext:
                 row = SessionTable(hub.catalog).get(self._session_id)
                 if row.status not in (CLOSED, ARCHIVED):
                     return row
-        found = self._look_up_session(hub)
-        self._session_id = found.id if found is not None else ""
-        return found
+        row = self._look_up_session(hub)
+        self._session_id = row.id if row is not None else ""
+        return row
 
     def _look_up_session(self, hub: Hub) -> SessionRow | None:
         rows, place = hub.sessions(), str(self.directory)

@@ -135,9 +135,9 @@ def _commit_message(what: str, text: str) -> str:
 
 
 def _call_subject(hook: HookPayload) -> str:
-    given = hook.tool_input if isinstance(hook.tool_input, dict) else {}
+    arguments = hook.tool_input if isinstance(hook.tool_input, dict) else {}
     for name in _DESCRIPTIVE_ARGUMENTS:
-        text = given.get(name)
+        text = arguments.get(name)
         if isinstance(text, str) and text.strip():
             return os.path.relpath(text, hook.cwd) if hook.cwd and os.path.isabs(text) else text
     return ""

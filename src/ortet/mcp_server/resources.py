@@ -52,16 +52,16 @@ class ResourceAddress(NamedTuple):
         pattern = re.escape(parts[0])
         for plus, name, after in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
             pattern += f"(?P<{name}>{'.+' if plus else '[^/]+'}){re.escape(after)}"
-        found = re.fullmatch(pattern, uri, re.DOTALL)
-        return found.groupdict() if found else None
+        matched = re.fullmatch(pattern, uri, re.DOTALL)
+        return matched.groupdict() if matched else None
 
 
 def read_resource(context: McpContext, uri: str) -> ResourceContent:
     """Return the content of an address. Raises NotFound if there is no such resource."""
     for address in ADDRESSES:
-        given = address.match(uri)
-        if given is not None:
-            words = {name: unquote(word, errors="surrogateescape") for name, word in given.items()}
+        names = address.match(uri)
+        if names is not None:
+            words = {name: unquote(word, errors="surrogateescape") for name, word in names.items()}
             return address.read(context, **words)
     known = ", ".join(address.uri for address in ADDRESSES)
     raise NotFound("no_resource", f"there is no resource {uri[:200]!r}: there are {known}")
@@ -78,10 +78,10 @@ def _journal(context: McpContext, after: str | None = None) -> ResourceContent:
     if after is not None and not after.isdecimal():
         raise Invalid("bad_cursor", f"{after[:50]!r} is no event's number: give one from 0")
     with context.read_session() as view:
-        found = conversation.journal_page(
+        page = conversation.journal_page(
             view, None if after is None else int(after), _ITEMS_PER_PAGE, ()
         )
-    return ResourceContent(_JSON, output.to_json(to_jsonable(found)))
+    return ResourceContent(_JSON, output.to_json(to_jsonable(page)))
 
 
 def _commits(context: McpContext) -> ResourceContent:
@@ -90,28 +90,28 @@ def _commits(context: McpContext) -> ResourceContent:
     if branch is None or context.hub.refs.get(branch) is None:
         return ResourceContent(_PLAIN, "no commit yet\n")
     names = history.names_of(context)
-    found = context.hub.history.log(context.call.resolve("HEAD", branch), limit=_ITEMS_PER_PAGE)
-    lines = [f"{one.oid}  {commit_of(one, names.get(one.oid, []))}" for one in found]
+    commits = context.hub.history.log(context.call.resolve("HEAD", branch), limit=_ITEMS_PER_PAGE)
+    lines = [f"{one.oid}  {commit_of(one, names.get(one.oid, []))}" for one in commits]
     return ResourceContent(_PLAIN, "\n".join(lines) + "\n")
 
 
 def _commit(context: McpContext, oid: str) -> ResourceContent:
     context.require_store()
-    found = context.hub.history.info(context.call.resolve(oid, context.head_branch()))
-    changes = changed_files(context, found.parents[0] if found.parents else None, found.oid)
-    told = join_lines(
-        f"commit {found.oid}",
-        f"state {found.state}",
-        *(f"parent {parent}" for parent in found.parents),
-        f"author {output.safe(found.author)}",
-        f"time {output.format_time(found.time)}",
-        f"message {output.safe(found.message, keep=chr(10))}",
+    info = context.hub.history.info(context.call.resolve(oid, context.head_branch()))
+    changes = changed_files(context, info.parents[0] if info.parents else None, info.oid)
+    text = join_lines(
+        f"commit {info.oid}",
+        f"state {info.state}",
+        *(f"parent {parent}" for parent in info.parents),
+        f"author {output.safe(info.author)}",
+        f"time {output.format_time(info.time)}",
+        f"message {output.safe(info.message, keep=chr(10))}",
         f"{len(changes)} changed:",
         *limit_lines(
             f"{output.CHANGE_MARKS.get(one.kind, '?')} {output.safe(one.path)}" for one in changes
         ),
     )
-    return ResourceContent(_PLAIN, told + "\n")
+    return ResourceContent(_PLAIN, text + "\n")
 
 
 def _file(context: McpContext, oid: str, path: str) -> ResourceContent:
@@ -137,11 +137,11 @@ def _file(context: McpContext, oid: str, path: str) -> ResourceContent:
 
 def _artifact(context: McpContext, name: str) -> ResourceContent:
     with context.read_session() as view:
-        found = view.artifact_store.lineage(name).artifact
-        check_size(found.name, found.size)
-        if found.link and not found.oid:
-            return ResourceContent(_PLAIN, found.link)
-        return _content(found.name, view.artifact_store.artifact_data(found.name), found.media)
+        record = view.artifact_store.lineage(name).artifact
+        check_size(record.name, record.size)
+        if record.link and not record.oid:
+            return ResourceContent(_PLAIN, record.link)
+        return _content(record.name, view.artifact_store.artifact_data(record.name), record.media)
 
 
 def _content(name: str, data: bytes, media: str = "") -> ResourceContent:

@@ -129,12 +129,12 @@ class McpHandlers:
         if tool is None:
             names = ", ".join(self._tools)
             raise NotFound("no_tool", f"there is no tool {params.name[:100]!r}: there are {names}")
-        given = tool.parse_arguments(params.arguments)
+        arguments = tool.parse_arguments(params.arguments)
         report = _reporter(ctx)
 
         async def do(agreed: Confirmation) -> ToolResult:
             return await self._run(
-                partial(tool, self._context, given, report=report, agreed=agreed)
+                partial(tool, self._context, arguments, report=report, agreed=agreed)
             )
 
         if not tool.hints.confirmed:
@@ -142,9 +142,9 @@ class McpHandlers:
         if self._allow_destructive:
             return tool_call_result(await do(Confirmation(everything=True)))
         if not confirm.can_ask(ctx):
-            return tool_call_result(await do(Confirmation(given["confirm"])))
-        found = await confirm.call_confirmed(ctx, params, do)
-        return tool_call_result(found) if isinstance(found, ToolResult) else found
+            return tool_call_result(await do(Confirmation(arguments["confirm"])))
+        result = await confirm.call_confirmed(ctx, params, do)
+        return tool_call_result(result) if isinstance(result, ToolResult) else result
 
     async def _run(self, work: Callable[[], _Result]) -> _Result:
         return await self._worker.run(work)
@@ -181,17 +181,17 @@ class McpHandlers:
     ) -> types.ReadResourceResult:
         uri = str(params.uri)
         try:
-            found = await self._run(partial(resources.read_resource, self._context, uri))
+            resource = await self._run(partial(resources.read_resource, self._context, uri))
         except Exception as error:
             raise _protocol_error(error) from error
         content: types.TextResourceContents | types.BlobResourceContents
-        if found.text is not None:
+        if resource.text is not None:
             content = types.TextResourceContents(
-                uri=uri, mime_type=found.media, text=valid_utf8(found.text)
+                uri=uri, mime_type=resource.media, text=valid_utf8(resource.text)
             )
         else:
-            blob = base64.b64encode(found.data).decode()
-            content = types.BlobResourceContents(uri=uri, mime_type=found.media, blob=blob)
+            blob = base64.b64encode(resource.data).decode()
+            content = types.BlobResourceContents(uri=uri, mime_type=resource.media, blob=blob)
         return types.ReadResourceResult(contents=[content])
 
     # Prompts
@@ -215,15 +215,15 @@ class McpHandlers:
     async def get_prompt(
         self, _: _Context, params: types.GetPromptRequestParams
     ) -> types.GetPromptResult:
-        given = dict(params.arguments or {})
+        arguments = dict(params.arguments or {})
         try:
             text = await self._run(
-                partial(prompts.render_prompt, self._context, params.name, given)
+                partial(prompts.render_prompt, self._context, params.name, arguments)
             )
         except Exception as error:
             raise _protocol_error(error) from error
-        said = types.TextContent(type="text", text=valid_utf8(text))
-        return types.GetPromptResult(messages=[types.PromptMessage(role="user", content=said)])
+        content = types.TextContent(type="text", text=valid_utf8(text))
+        return types.GetPromptResult(messages=[types.PromptMessage(role="user", content=content)])
 
 
 def tool_description(tool: McpTool) -> types.Tool:

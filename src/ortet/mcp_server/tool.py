@@ -91,12 +91,14 @@ class McpTool:
         """The struct of the tool's arguments."""
         parameters = list(inspect.signature(self._function).parameters.values())[1:]
         fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
-        for one in parameters:
-            if one.name in _INJECTED_PARAMETERS:
+        for parameter in parameters:
+            if parameter.name in _INJECTED_PARAMETERS:
                 continue
-            kind = self._type_hints[one.name]
-            bare = one.default is inspect.Parameter.empty
-            fields.append((one.name, kind) if bare else (one.name, kind, one.default))
+            kind = self._type_hints[parameter.name]
+            bare = parameter.default is inspect.Parameter.empty
+            fields.append(
+                (parameter.name, kind) if bare else (parameter.name, kind, parameter.default)
+            )
         return msgspec.defstruct(self.name, fields, kw_only=True, forbid_unknown_fields=True)
 
     @cached_property
@@ -114,7 +116,9 @@ class McpTool:
             Invalid: They do not match the schema.
         """
         try:
-            given = msgspec.convert(dict(arguments or {}), thread_safe_struct(self._arguments_type))
+            converted = msgspec.convert(
+                dict(arguments or {}), thread_safe_struct(self._arguments_type)
+            )
         except msgspec.ValidationError as error:
             wanted = ", ".join(self._arguments_type.__struct_fields__) or "nothing"
             raise Invalid(
@@ -122,7 +126,7 @@ class McpTool:
                 f"{self.name} cannot be called so ({error}): it takes {wanted}, as its input "
                 "schema says",
             ) from None
-        return {name: getattr(given, name) for name in self._arguments_type.__struct_fields__}
+        return {name: getattr(converted, name) for name in self._arguments_type.__struct_fields__}
 
     def __call__(
         self,
@@ -147,9 +151,9 @@ def _schema(kind: type) -> dict[str, Any]:
     """Return a schema with an object at its root, as the protocol requires, not a reference."""
     (root,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     name = root["$ref"].rpartition("/")[2]
-    found = dict(parts.pop(name))
-    found.pop("title", None)
-    return {**found, "$defs": parts} if parts else found
+    schema = dict(parts.pop(name))
+    schema.pop("title", None)
+    return {**schema, "$defs": parts} if parts else schema
 
 
 def to_jsonable(answer: object) -> Any:

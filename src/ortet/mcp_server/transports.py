@@ -82,14 +82,14 @@ def serve_http(
         Refused: `token_needed`, if others can reach the address and no token is set.
     """
     _check_access(host, token, no_auth)
-    shown = f"[{host}]" if ":" in host else host
+    address = f"[{host}]" if ":" in host else host
     with _listen(host, port) as listener:
-        url = f"http://{shown}:{listener.getsockname()[1]}{PATH}"
-        told = [f"ortet mcp listens on {url}"]
+        url = f"http://{address}:{listener.getsockname()[1]}{PATH}"
+        messages = [f"ortet mcp listens on {url}"]
         if not token and not no_auth:
             token = secrets.token_hex(32)
-            told += _client_settings(url, token)
-        anyio.run(_http, context, allow_destructive, listener, host, token, told)
+            messages += _client_settings(url, token)
+        anyio.run(_http, context, allow_destructive, listener, host, token, messages)
 
 
 def _check_access(host: str, token: str, no_auth: bool) -> None:
@@ -114,12 +114,12 @@ def _check_access(host: str, token: str, no_auth: bool) -> None:
 
 def _client_settings(url: str, token: str) -> list[str]:
     """Return the lines with the client settings. The token cannot be read again later."""
-    shown = {"type": "http", "url": url, "headers": {"Authorization": f"Bearer {token}"}}
+    settings = {"type": "http", "url": url, "headers": {"Authorization": f"Bearer {token}"}}
     return [
         f"clients show this token, which is valid until it ends: {token}",
         "(set ORTET_MCP_TOKEN for one that stays, or give --no-auth to ask for none)",
         f'claude mcp add --transport http ortet {url} --header "Authorization: Bearer {token}"',
-        json.dumps({"mcpServers": {"ortet": shown}}),
+        json.dumps({"mcpServers": {"ortet": settings}}),
     ]
 
 
@@ -213,10 +213,10 @@ class BearerTokenMiddleware:
         await self._app(scope, receive, send)
 
     def _has_token(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1:
+        headers = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(headers) != 1:
             return False
-        kind, _, token = given[0].partition(b" ")
+        kind, _, token = headers[0].partition(b" ")
         return kind.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
 
 

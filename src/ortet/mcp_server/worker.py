@@ -75,14 +75,14 @@ def kill_commands() -> None:
 
 
 def _children() -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     try:
         for task in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{task}/children", "rb") as file:
-                found += map(int, file.read().split())
+                pids += map(int, file.read().split())
     except OSError:  # not Linux, or a thread that just ended
-        return found
-    return found
+        return pids
+    return pids
 
 
 def _marks(pid: int) -> list[bytes]:

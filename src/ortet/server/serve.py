@@ -24,12 +24,6 @@ from ortet.config.settings import ServeSettings
 from ortet.errors import Unavailable
 from ortet.server.observability.logs import log_to_stderr
 
-# An HTTP/1.1 protocol for uvicorn with limits that uvicorn lacks.
-#
-# It limits the time and the size of a request head, the number of pipelined requests, and the
-# number
-# of connections.
-
 _log = logging.getLogger(__name__)
 
 _MAX_PIPELINED_REQUESTS = 16
@@ -42,6 +36,12 @@ def make_limited_protocol(settings: ServeSettings) -> type[HttpToolsProtocol]:
 
 
 class _LimitedHttpProtocol(HttpToolsProtocol):
+    """HTTP/1.1 with limits that uvicorn lacks.
+
+    It limits the time and the size of a request head, the number of pipelined requests, and the
+    number of connections.
+    """
+
     limits: ServeSettings
     _timer: asyncio.TimerHandle | None = None
     _head_bytes = 0  # size of the head that is being read

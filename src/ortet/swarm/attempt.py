@@ -120,19 +120,23 @@ def _run_task(session: Session, job: AttemptJob, task: Any, score: Any) -> tuple
     """Run the task. Return its value and its score."""
     if callable(task):
         value = task(session, job.i)
-        said = None
+        result = None
     else:
-        said = session.run(task, why=f"attempt {job.i} of swarm {job.name}")
-        value = said.exit_code
-        if said.exit_code and score is not None:
-            raise _AttemptFailed("error", f"exit code {said.exit_code}: {_last_line(said.stderr)}")
+        result = session.run(task, why=f"attempt {job.i} of swarm {job.name}")
+        value = result.exit_code
+        if result.exit_code and score is not None:
+            raise _AttemptFailed(
+                "error", f"exit code {result.exit_code}: {_last_line(result.stderr)}"
+            )
     if score is None:
-        found = value if said is None else _printed_number(said)
-        if said is not None and said.exit_code:
-            raise _AttemptFailed("error", f"exit code {said.exit_code}: {_last_line(said.stderr)}")
-        if found is None and not job.scored:
+        number = value if result is None else _printed_number(result)
+        if result is not None and result.exit_code:
+            raise _AttemptFailed(
+                "error", f"exit code {result.exit_code}: {_last_line(result.stderr)}"
+            )
+        if number is None and not job.scored:
             return value, None
-        return value, _check_score(found, "what the task returned")
+        return value, _check_score(number, "what the task returned")
     try:
         if callable(score):
             return value, _check_score(score(session, job.i), "the score")

@@ -35,18 +35,18 @@ def return_reservation(catalog: Catalog, row: SessionRow, session: str) -> None:
     """Return the unspent reservation of a killed session to its family."""
     for _ in range(_TRIES):
         level = levels(catalog, row)[0]
-        found = next(
+        reserved = next(
             (x for x in reservation_rows(catalog, level.family) if x[0].key == session), None
         )
-        if found is None:
+        if reserved is None:
             return
-        held, purse = found
-        account, kept = budget_math.return_unspent(level.account, purse)
-        if kept == purse:
+        held, purse = reserved
+        account, remaining = budget_math.return_unspent(level.account, purse)
+        if remaining == purse:
             return
         kind = kind_of(level.family)
         rows = [
-            RowChange(kind, session, encode(kept), held.version),
+            RowChange(kind, session, encode(remaining), held.version),
             RowChange(kind, "account", encode(account), level.versions[0]),
         ]
         with suppress(Conflict):

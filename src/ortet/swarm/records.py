@@ -99,20 +99,20 @@ class SwarmRecords:
 
     def reload(self, row: SwarmRow) -> SwarmRow:
         """Return the current row."""
-        found = self._catalog.row(self._swarm_kind, row.name)
-        assert found is not None
-        return _read(found)
+        stored = self._catalog.row(self._swarm_kind, row.name)
+        assert stored is not None
+        return _read(stored)
 
     # the attempt rows
 
     def attempts(self) -> list[AttemptRow]:
         """Return all attempts, in order."""
-        found: list[AttemptRow] = []
+        rows: list[AttemptRow] = []
         after = ""
         while page := self._catalog.rows(self._attempt_kind, after):
-            found += [_read_attempt(row) for row in page]
+            rows += [_read_attempt(row) for row in page]
             after = page[-1].key
-        return found
+        return rows
 
     def attempt(self, i: int) -> AttemptRow:
         """Return the current row of attempt `i`."""
@@ -126,8 +126,10 @@ class SwarmRecords:
 
     def write_attempt(self, row: AttemptRow) -> AttemptRow:
         """Write an attempt row. Raise Conflict("row_moved") if it is outdated."""
-        made = self._catalog.put_row(self._attempt_kind, _key(row.i), _encode_row(row), row.version)
-        return replace(row, version=made.version)
+        stored = self._catalog.put_row(
+            self._attempt_kind, _key(row.i), _encode_row(row), row.version
+        )
+        return replace(row, version=stored.version)
 
 
 def create_swarm(catalog: Catalog, session: str, row: SwarmRow, lease: Lease) -> SwarmRow:

@@ -66,10 +66,10 @@ class LocalSwarms:
             return self._result(session, row)
         with _driver_lease(session) as lease, ExitStack() as last:
             if row is None:
-                crew = self._start_workers(session, plan)
-                last.callback(crew.close)
-                row = self._create_swarm(session, plan, request, lease, crew)
-                return _SwarmRun(session, plan, row, lease).run(lambda: crew)
+                workers = self._start_workers(session, plan)
+                last.callback(workers.close)
+                row = self._create_swarm(session, plan, request, lease, workers)
+                return _SwarmRun(session, plan, row, lease).run(lambda: workers)
             row = books.find_swarm(session.internals.store.catalog, session.id, row.name) or row
             plan = _with_stored_commands(plan, row)
             return _SwarmRun(session, plan, row, lease).run(
@@ -106,8 +106,8 @@ class LocalSwarms:
         )
         if row is None and plan.task is None:
             raise _no_swarm(session, plan.name)
-        given = row is not None and plan.task is not None
-        if given and row and (differ := differing_fields(plan.terms, row.terms)):
+        has_task = row is not None and plan.task is not None
+        if has_task and row and (differ := differing_fields(plan.terms, row.terms)):
             raise Conflict(
                 "swarm_differs",
                 f"swarm {plan.name!r} was begun with another {', '.join(differ)}: give the same "
@@ -120,11 +120,13 @@ class LocalSwarms:
             raise Invalid(
                 "bad_task", f"the task of swarm {plan.name!r} is a function: give it again"
             )
-        told = worker_config(self._opener, plan.task, plan.score)
+        config = worker_config(self._opener, plan.task, plan.score)
         if plan.on is None:
-            return SwarmWorkerClient(FORK_SERVER, {**told, "lends": _shares_zygotes(session, plan)})
+            return SwarmWorkerClient(
+                FORK_SERVER, {**config, "lends": _shares_zygotes(session, plan)}
+            )
         return SwarmWorkerClient(
-            RAY_SERVER, {**told, **ray_worker_config(hub_of(session), plan.on, plan.timeout)}
+            RAY_SERVER, {**config, **ray_worker_config(hub_of(session), plan.on, plan.timeout)}
         )
 
     def _create_swarm(
@@ -199,14 +201,14 @@ class _SwarmRun:
         return result
 
     def _run_attempts(self, start_workers: Callable[[], SwarmWorkerClient]) -> None:
-        drive = SwarmScheduler(self._session, self._plan, self._row, self._records)
-        drive.recover_attempts()
-        drive.run(start_workers)
+        scheduler = SwarmScheduler(self._session, self._plan, self._row, self._records)
+        scheduler.recover_attempts()
+        scheduler.run(start_workers)
         keep = self._row.terms.keep
-        ranked = [one.i for one in drive.result.ranked]
-        kept = ranked if keep.most < 0 else ranked[: keep.most]
+        ranked = [one.i for one in scheduler.result.ranked]
+        chosen = ranked if keep.most < 0 else ranked[: keep.most]
         failpoint("swarm.choosing")
-        self._write(state=CHOSEN, kept=kept)
+        self._write(state=CHOSEN, kept=chosen)
 
     def _keep(self) -> None:
         """Adopt or merge the chosen attempts, each exactly once."""
@@ -229,8 +231,8 @@ class _SwarmRun:
         failpoint("swarm.merged")
         self._row = self._records.reload(self._row)
         paths = sorted({*self._row.conflicts, *(one.path for one in merged.conflicts)})
-        found = [*self._row.contradictions, *merged.contradictions]
-        self._write(merged=number + 1, conflicts=paths, contradictions=found)
+        contradictions = [*self._row.contradictions, *merged.contradictions]
+        self._write(merged=number + 1, conflicts=paths, contradictions=contradictions)
 
     def _harvest(self) -> None:
         """Take facts over from the attempts that were not kept."""
@@ -294,13 +296,13 @@ def _driver_lease(session: Session) -> Iterator[Lease]:
             "ended, or take a fork of the session for another",
             **error.details,
         ) from error
-    heart, holding = LeaseRenewer(), HeldLease(hub.catalog, hub.clock, lease, LEASE_TTL_NS)
-    heart.add(holding)
+    renewer, held = LeaseRenewer(), HeldLease(hub.catalog, hub.clock, lease, LEASE_TTL_NS)
+    renewer.add(held)
     try:
         yield lease
     finally:
-        heart.close()
-        holding.release()
+        renewer.close()
+        held.release()
 
 
 def _with_stored_commands(plan: SwarmPlan, row: SwarmRow) -> SwarmPlan:
@@ -330,12 +332,12 @@ def _shares_zygotes(session: Session, plan: SwarmPlan) -> bool:
 
 def _check_names(session: Session, name: str, n: int) -> None:
     """Raise a conflict if a fork already has the name of a planned attempt."""
-    hub, roll = hub_of(session), session.internals.manager.services.table
+    hub, table = hub_of(session), session.internals.manager.services.table
     for i in range(n):
         tail = f"/{name}-{i}"
         branch = check_ref_name(session.internals.row.branch + tail)
         taken = hub.workspaces.table.get(branch) or hub.refs.get(branch)
-        if taken or roll.is_taken(session.agent, session.name + tail):
+        if taken or table.is_taken(session.agent, session.name + tail):
             raise fork_taken(session.name + tail)
 
 

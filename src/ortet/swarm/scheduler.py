@@ -115,21 +115,21 @@ class SwarmScheduler:
         if not todo or self._is_enough():
             self._stop_waiting(todo)
             return
-        staff = start_workers()
+        workers = start_workers()
         try:
-            staff.wait_ready()
+            workers.wait_ready()
             while todo or self._running:
-                self._start_affordable(staff, todo)
+                self._start_affordable(workers, todo)
                 if not self._running:
                     break
                 self._drop_loser()
-                self._wait_for_end(staff)
+                self._wait_for_end(workers)
                 if self._is_enough():
                     self._stop_waiting(todo)
                     for i in self._running:
-                        self._stop(staff, i, "stopped")
+                        self._stop(workers, i, "stopped")
         finally:
-            staff.close()
+            workers.close()
 
     def _start_affordable(self, workers: SwarmWorkerClient, todo: deque[int]) -> None:
         """Start attempts while there are free slots and enough budget."""
@@ -182,15 +182,17 @@ class SwarmScheduler:
         timeout, now = None if workers.has_own_timeout else self._plan.timeout, time.monotonic()
         left = None
         if timeout is not None:
-            ends = [one.began + timeout for one in self._running.values() if not one.why]
+            ends = [
+                attempt.began + timeout for attempt in self._running.values() if not attempt.why
+            ]
             left = max(0.0, min(ends) - now) if ends else None
         ended = workers.wait(left, None if self._has_seen_stop else self._plan.halt)
         self._raise_if_left()
         if ended is not None:
             self._record_end(ended)
             return
-        for i, one in self._running.items():
-            if timeout is not None and time.monotonic() - one.began >= timeout:
+        for i, attempt in self._running.items():
+            if timeout is not None and time.monotonic() - attempt.began >= timeout:
                 self._stop(workers, i, "timeout")
 
     def _raise_if_left(self) -> None:
@@ -207,13 +209,13 @@ class SwarmScheduler:
 
     def _record_end(self, ended: AttemptExit) -> None:
         """Record the end of a process. If the process recorded no result, it crashed."""
-        i, live = ended.i, self._running.pop(ended.i)
-        self._slots.append(live.slot)
+        i, running = ended.i, self._running.pop(ended.i)
+        self._slots.append(running.slot)
         failpoint("swarm.ended")
         row = self._records.attempt(i)
         if row.state in UNFINISHED:
-            seconds = time.monotonic() - live.began
-            row = self._write(replace(row, seconds=seconds, **self._end_fields(live.why, ended)))
+            seconds = time.monotonic() - running.began
+            row = self._write(replace(row, seconds=seconds, **self._end_fields(running.why, ended)))
             self._seize_lease(row)
             if row.fork is not None and self._row.terms.budget:
                 return_reservation(self._hub.catalog, self._session.internals.row, row.fork.id)
@@ -254,8 +256,8 @@ class SwarmScheduler:
         return {"state": "failed", "reason": "lost", "error": f"{ended.error}{often}"}
 
     def _stop_reason(self) -> str:
-        told = self._plan.halt is not None and self._plan.halt.request
-        return "the swarm was stopped" if told else "enough was found"
+        was_requested = self._plan.halt is not None and self._plan.halt.request
+        return "the swarm was stopped" if was_requested else "enough was found"
 
     def _is_enough(self) -> bool:
         stop, halt = self._plan.stop_when, self._plan.halt
@@ -264,8 +266,8 @@ class SwarmScheduler:
             return True
         if stop is None:
             return False
-        found = self.result
-        return found.best is not None and bool(stop(found))
+        result = self.result
+        return result.best is not None and bool(stop(result))
 
     def _drop_loser(self) -> None:
         """Drop the forks of one attempt that can no longer win, while others run."""

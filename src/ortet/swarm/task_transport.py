@@ -164,10 +164,10 @@ def apply_import_environment(environment: dict[str, Any]) -> None:
         return
     module = types.ModuleType(_MAIN_ALIAS)
     if "name" in script:
-        found = runpy.run_module(script["name"], run_name=_MAIN_ALIAS, alter_sys=True)
+        variables = runpy.run_module(script["name"], run_name=_MAIN_ALIAS, alter_sys=True)
     else:
-        found = runpy.run_path(script["path"], run_name=_MAIN_ALIAS)
-    module.__dict__.update(found)
+        variables = runpy.run_path(script["path"], run_name=_MAIN_ALIAS)
+    module.__dict__.update(variables)
     sys.modules[_MAIN] = sys.modules[_MAIN_ALIAS] = module
 
 

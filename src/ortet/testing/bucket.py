@@ -79,8 +79,8 @@ class BucketTests:
             except Conflict:
                 return None
 
-        made = run_in_threads(put, [(bytes([n]) * 100_000,) for n in range(8)])
-        winners = [data for data in made if data]
+        created = run_in_threads(put, [(bytes([n]) * 100_000,) for n in range(8)])
+        winners = [data for data in created if data]
         assert winners == [bucket.get("race")]
 
     def test_put_file_consumes_the_file(self, bucket: Bucket, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ class SharedBucketTests(BucketTests):
         self, bucket: Bucket, opener: BucketOpener
     ) -> None:
         contents = [bytes([n]) * 50_000 for n in range(4)]
-        made = run_in_processes(try_put, [(opener, "deep/race", data) for data in contents])
-        assert made.count(True) == 1
-        assert bucket.get("deep/race") == contents[made.index(True)]
+        created = run_in_processes(try_put, [(opener, "deep/race", data) for data in contents])
+        assert created.count(True) == 1
+        assert bucket.get("deep/race") == contents[created.index(True)]
         assert len(list(bucket.list())) == 1

@@ -87,8 +87,8 @@ class EngineHarness:
         return {path.decode() for path, _ in self.trees.walk(self.image(oid).root)}
 
     def links(self, oid: Oid) -> list[list[bytes]]:
-        found = self.image(oid).links
-        return decode(list[list[bytes]], self.objects.get(Oid(found))) if found else []
+        links = self.image(oid).links
+        return decode(list[list[bytes]], self.objects.get(Oid(links))) if links else []
 
     def close(self) -> None:
         for machine in self._opened:
@@ -135,10 +135,10 @@ class EngineFixtures:
         (root / "docs" / "one.md").write_text("one\n")
         (root / "docs" / "deep" / "two.md").write_text("two\n")
         (root / "link").symlink_to("a.txt")
-        found = scan(
+        scanned = scan(
             objects, trees, root=root, index=StatIndex(trees), rules=IgnoreRules(), losses=[]
         )
-        image = objects.put(Kind.IMAGE, encode(Image(root=found.root, links=found.links)))
+        image = objects.put(Kind.IMAGE, encode(Image(root=scanned.root, links=scanned.links)))
         objects.flush()
         return image
 

@@ -139,13 +139,13 @@ class SignalTests:
         signal.notify("rare")
         for n in range(3000):
             signal.notify(f"common-{n % 7}")
-        heard: set[str] = set()
-        while "rare" not in heard:
+        received: set[str] = set()
+        while "rare" not in received:
             token, topics = signal.wait_any(token, WAIT_TIMEOUT_SECONDS)
             if topics is None:  # None means any topic, including the rare one.
                 break
             assert topics
-            heard |= topics
+            received |= topics
 
     @pytest.mark.parametrize("topic", ["", "a\0b", "\udc80"])
     def test_an_invalid_topic_is_refused(self, signal: Signal, topic: str) -> None:
@@ -202,11 +202,11 @@ class SharedSignalTests(SignalTests):
         context = multiprocessing.get_context("spawn")
         with context.Manager() as manager, context.Pool(2) as pool:
             ready = [manager.Event() for _ in range(2)]
-            heard = [
+            received = [
                 pool.apply_async(wait_for_notification, (opener, "topic", event.set))
                 for event in ready
             ]
             for event in ready:
                 assert event.wait(WAIT_TIMEOUT_SECONDS)
             signal.notify("topic")
-            assert [result.get(WAIT_TIMEOUT_SECONDS) for result in heard] == [True, True]
+            assert [result.get(WAIT_TIMEOUT_SECONDS) for result in received] == [True, True]

@@ -43,8 +43,8 @@ class EventItem(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         from ortet.journal import events
 
-        told = (self.seq, self.kind, self.time, self.actor, self.data, b"")
-        return event_line(events.Event(*told, erased=self.erased, waiting=not self.seq))
+        fields = (self.seq, self.kind, self.time, self.actor, self.data, b"")
+        return event_line(events.Event(*fields, erased=self.erased, waiting=not self.seq))
 
 
 class RecordedToolResult(ToolResult, frozen=True):
@@ -62,37 +62,37 @@ class RecordedToolResult(ToolResult, frozen=True):
 
 @tool(ADDS)
 def say(
-    desk: McpContext,
+    context: McpContext,
     *,
     role: Annotated[str, Meta(description="The role of the speaker, such as user or assistant.")],
     content: Annotated[str, Meta(description="The text of the message.")],
 ) -> RecordedToolResult:
     """Add a message to the session's conversation, so that it can be recalled and restored."""
-    with desk.open_session() as session:
+    with context.open_session() as session:
         event = session.say(role, content)
         return RecordedToolResult(session.id, event.seq, "message")
 
 
 @tool(ADDS)
 def think(
-    desk: McpContext, text: Annotated[str, Meta(description="The reasoning.")]
+    context: McpContext, text: Annotated[str, Meta(description="The reasoning.")]
 ) -> RecordedToolResult:
     """Record a thought. The journal then has the reasoning beside the actions."""
-    with desk.open_session() as session:
+    with context.open_session() as session:
         event = session.think(text)
         return RecordedToolResult(session.id, event.seq, "thought")
 
 
 @tool(ADDS)
 def decide(
-    desk: McpContext,
+    context: McpContext,
     *,
     text: Annotated[str, Meta(description="The decision.")],
     why: Why = "",
     instead_of: Annotated[list[str], Meta(description="The rejected options.")] = [],  # noqa: B006
 ) -> RecordedToolResult:
     """Record a decision with its reason and the rejected options. Compaction never removes it."""
-    with desk.open_session() as session:
+    with context.open_session() as session:
         id_ = session.decide(text, why=why, instead_of=instead_of)
         return RecordedToolResult(
             session.id, session.internals.event_log.tip().seq, "decision", id_
@@ -141,7 +141,7 @@ class PlanToolResult(ToolResult, frozen=True):
 
 @tool(ADDS)
 def plan(
-    desk: McpContext,
+    context: McpContext,
     *,
     steps: Annotated[
         list[str] | None,
@@ -150,16 +150,16 @@ def plan(
 ) -> PlanToolResult:
     """Show the plan, or replace it. The first step of a new plan is the current step."""
     if steps is None:
-        with desk.read_session() as view:
+        with context.read_session() as view:
             return PlanToolResult(view.steps, view.step)
-    with desk.open_session() as session:
+    with context.open_session() as session:
         session.plan(steps)
         return PlanToolResult(session.steps, session.step)
 
 
 @tool(ADDS)
 def advance(
-    desk: McpContext,
+    context: McpContext,
     *,
     to: Annotated[
         Annotated[int, Meta(ge=0)] | None,
@@ -167,14 +167,14 @@ def advance(
     ] = None,
 ) -> PlanToolResult:
     """Make the next step of the plan, or the step with the given number, the current step."""
-    with desk.open_session() as session:
+    with context.open_session() as session:
         session.advance(to)
         return PlanToolResult(session.steps, session.step)
 
 
 @tool(SETS)
 def note(
-    desk: McpContext,
+    context: McpContext,
     *,
     key: Annotated[
         str, Meta(description="The name of the note. A note of the same name is replaced.")
@@ -186,7 +186,7 @@ def note(
     ] = None,
 ) -> RecordedToolResult:
     """Store a note under a key as working memory."""
-    with desk.open_session() as session:
+    with context.open_session() as session:
         event = session.note(key, value, ttl=ttl)
         return RecordedToolResult(session.id, event.seq, "note")
 
@@ -210,7 +210,7 @@ class JournalToolResult(ToolResult, frozen=True):
 
 @tool(READS)
 def journal(
-    desk: McpContext,
+    context: McpContext,
     *,
     after: Annotated[
         Annotated[int, Meta(ge=0)] | None,
@@ -228,7 +228,7 @@ def journal(
     """List the events of the session: messages, thoughts, commands with their outcome, decisions
     and facts. Events of kind lifecycle (opened, released) are listed only if `kinds` names them.
     """
-    with desk.read_session() as view:
+    with context.read_session() as view:
         return journal_page(view, after, limit, kind)
 
 
@@ -242,28 +242,26 @@ def journal_page(
         return event.kind in kinds if kinds else kind_of(event.kind).listed
 
     if after is None:
-        found, more = _newest(view, limit, wanted), False
+        page, more = _newest(view, limit, wanted), False
     else:
-        found = list(islice(filter(wanted, view.events(after)), limit + 1))
-        found, more = found[:limit], len(found) > limit
-    numbered = [event.seq for event in found if not event.waiting]
-    last = (
-        numbered[-1] if more and numbered else max(view.internals.event_log.tip().seq, after or 0)
-    )
-    return JournalToolResult(view.id, [_event(event) for event in found], last, more)
+        page = list(islice(filter(wanted, view.events(after)), limit + 1))
+        page, more = page[:limit], len(page) > limit
+    numbered = [event.seq for event in page if not event.waiting]
+    last = numbered[-1] if more and numbered else max(view.internals.event_log.tip().seq, after or 0)
+    return JournalToolResult(view.id, [_event(event) for event in page], last, more)
 
 
 def _newest(
     view: SessionReader, limit: int, is_wanted: Callable[[events.Event], bool]
 ) -> list[events.Event]:
     """Read from the end, so that the cost does not depend on the length of the session."""
-    tip, look = view.internals.event_log.tip().seq, limit
+    tip, count = view.internals.event_log.tip().seq, limit
     waiting = list(view.events(tip))
     while True:
-        found = list(filter(is_wanted, [*view.internals.event_log.newest(look), *waiting]))
-        if len(found) >= limit or look >= tip:
-            return found[-limit:]
-        look *= 4
+        newest = list(filter(is_wanted, [*view.internals.event_log.newest(count), *waiting]))
+        if len(newest) >= limit or count >= tip:
+            return newest[-limit:]
+        count *= 4
 
 
 def _event(event: events.Event) -> EventItem:
@@ -295,14 +293,16 @@ class BriefToolResult(ToolResult, frozen=True):
 
 
 @tool(READS)
-def brief(desk: McpContext, tokens: Tokens = 2000) -> BriefToolResult:
+def brief(context: McpContext, tokens: Tokens = 2000) -> BriefToolResult:
     """Return a briefing for whoever continues this work: goal, plan, decisions, facts, open
     questions, effects whose outcome is not known, and the last messages. Call it first in a new
     conversation.
     """
-    with desk.read_session() as view:
-        found = view.briefing(tokens)
-        return BriefToolResult(view.id, found.markdown, found.data, found.tokens, found.left_out)
+    with context.read_session() as view:
+        briefing = view.briefing(tokens)
+        return BriefToolResult(
+            view.id, briefing.markdown, briefing.data, briefing.tokens, briefing.left_out
+        )
 
 
 class MessageItem(msgspec.Struct, frozen=True):
@@ -335,7 +335,7 @@ _KEPT_WHITESPACE = "\n\t"
 
 @tool(READS)
 def context(
-    desk: McpContext,
+    context: McpContext,
     *,
     query: Annotated[
         str, Meta(description="The question that the context is for. Related memories are added.")
@@ -345,7 +345,7 @@ def context(
     """Return the conversation as context for a model: the summary, the newest messages that fit,
     and memories of a question.
     """
-    with desk.read_session() as view:
-        found = view.context(query, tokens)
-        messages = [MessageItem(one.role, one.content) for one in found]
-        return ContextToolResult(messages, found.tokens, found.left_out)
+    with context.read_session() as view:
+        model_context = view.context(query, tokens)
+        messages = [MessageItem(one.role, one.content) for one in model_context]
+        return ContextToolResult(messages, model_context.tokens, model_context.left_out)

@@ -58,7 +58,7 @@ def artifact_of(record: Any) -> ArtifactItem:
 
 @tool(ADDS)
 def artifact(
-    desk: McpContext,
+    context: McpContext,
     *,
     name: Annotated[
         str,
@@ -88,9 +88,9 @@ def artifact(
             content = base64.b64decode(blob, validate=True)
         except (binascii.Error, ValueError) as error:
             raise Invalid("bad_arguments", f"blob is not base64 ({error}): correct it") from None
-    with desk.open_session() as session:
-        made = session.artifact(name, data=content, link=link, kind=kind, media=media, why=why)
-        return artifact_of(made)
+    with context.open_session() as session:
+        record = session.artifact(name, data=content, link=link, kind=kind, media=media, why=why)
+        return artifact_of(record)
 
 
 class ArtifactsToolResult(ToolResult, frozen=True):
@@ -104,16 +104,16 @@ class ArtifactsToolResult(ToolResult, frozen=True):
 
 @tool(READS)
 def artifacts(
-    desk: McpContext,
+    context: McpContext,
     *,
     versions: Annotated[bool, Meta(description="List every version, not only the last.")] = False,
 ) -> ArtifactsToolResult:
     """List the artifacts of the session: files, texts and links."""
-    with desk.read_session() as view:
-        found = sorted(view.artifacts(), key=lambda one: (one.name, one.version))
+    with context.read_session() as view:
+        listed = sorted(view.artifacts(), key=lambda one: (one.name, one.version))
     if not versions:
-        found = list({one.name: one for one in found}.values())
-    return ArtifactsToolResult([artifact_of(one) for one in found])
+        listed = list({one.name: one for one in listed}.values())
+    return ArtifactsToolResult([artifact_of(one) for one in listed])
 
 
 class ArtifactDataToolResult(ToolResult, frozen=True):
@@ -124,20 +124,22 @@ class ArtifactDataToolResult(ToolResult, frozen=True):
     blob: str | None
 
     def __str__(self) -> str:
-        said = f"{self.artifact}, in base64" if self.data is None else self.data
-        return output.safe(said, keep="\n\t")
+        text = f"{self.artifact}, in base64" if self.data is None else self.data
+        return output.safe(text, keep="\n\t")
 
 
 @tool(READS)
-def artifact_data(desk: McpContext, name: str, version: Version = None) -> ArtifactDataToolResult:
+def artifact_data(
+    context: McpContext, name: str, version: Version = None
+) -> ArtifactDataToolResult:
     """Return the content of an artifact, at most 1 MiB."""
-    with desk.read_session() as view:
-        found = view.artifact_store.lineage(name, version).artifact
-        check_size(found.name, found.size)
-        data = view.artifact_store.artifact_data(found.name, found.version)
+    with context.read_session() as view:
+        record = view.artifact_store.lineage(name, version).artifact
+        check_size(record.name, record.size)
+        data = view.artifact_store.artifact_data(record.name, record.version)
     text = as_text(data)
     blob = base64.b64encode(data).decode() if text is None else None
-    return ArtifactDataToolResult(artifact_of(found), text, blob)
+    return ArtifactDataToolResult(artifact_of(record), text, blob)
 
 
 def check_size(name: str, size: int) -> None:
@@ -169,7 +171,7 @@ class EffectsToolResult(ToolResult, frozen=True):
 
 @tool(READS)
 def effects(
-    desk: McpContext,
+    context: McpContext,
     *,
     unsettled: Annotated[
         bool, Meta(description="Only effects whose outcome is not known.")
@@ -178,9 +180,9 @@ def effects(
     """List the effects of the session and its forks outside of the store. Effects of a
     restored-away timeline are included.
     """
-    with desk.read_session() as view:
-        found = unsettled_effects(desk.call, view) if unsettled else view.effects()
-    return EffectsToolResult([effect_of(one) for one in found])
+    with context.read_session() as view:
+        selected = unsettled_effects(context.call, view) if unsettled else view.effects()
+    return EffectsToolResult([effect_of(one) for one in selected])
 
 
 class SettleToolResult(ToolResult, frozen=True):
@@ -193,7 +195,7 @@ class SettleToolResult(ToolResult, frozen=True):
 
 @tool(ADDS)
 def settle(
-    desk: McpContext,
+    context: McpContext,
     *,
     effect: Annotated[str, Meta(description="The id, or 4 or more of its first or last digits.")],
     outcome: Annotated[Any, Meta(description="The result of the action, any JSON.")] = None,
@@ -207,8 +209,8 @@ def settle(
         raise Invalid(
             "bad_arguments", "an action that failed has no outcome: give outcome or failed"
         )
-    with desk.read_session() as view:
+    with context.read_session() as view:
         id_ = match_id((one.id for one in view.effects()), effect) or effect
-    with desk.open_session() as session:
+    with context.open_session() as session:
         session.actions.settle(id_, outcome, failed=failed)
     return SettleToolResult(id_, "failed" if failed else "done")

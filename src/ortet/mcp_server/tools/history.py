@@ -54,7 +54,7 @@ class LogToolResult(ToolResult, frozen=True):
 
 @tool(READS)
 def log(
-    desk: McpContext,
+    context: McpContext,
     *,
     ref: Ref = "HEAD",
     limit: Annotated[int, Meta(description="The maximum number of results.", ge=1, le=1000)] = 20,
@@ -62,22 +62,22 @@ def log(
     """List commits, newest first. Each is a state of the session and its files that can be
     restored.
     """
-    desk.require_store()
-    start = desk.call.resolve(ref, desk.head_branch())
-    found = list(desk.hub.history.log(start, limit=limit + 1))
-    names = names_of(desk)
-    commits = [commit_of(one, names.get(one.oid, [])) for one in found[:limit]]
-    return LogToolResult(commits, len(found) > limit)
+    context.require_store()
+    start = context.call.resolve(ref, context.head_branch())
+    infos = list(context.hub.history.log(start, limit=limit + 1))
+    names = names_of(context)
+    commits = [commit_of(one, names.get(one.oid, [])) for one in infos[:limit]]
+    return LogToolResult(commits, len(infos) > limit)
 
 
 def names_of(context: McpContext) -> dict[str, list[str]]:
     """Return the branches and tags of each commit id."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for head in context.hub.refs.branches():
-        found.setdefault(head.oid.hex(), []).append(head.name)
+        names.setdefault(head.oid.hex(), []).append(head.name)
     for head in context.hub.refs.tags():
-        found.setdefault(head.oid.hex(), []).append(f"tag:{head.name}")
-    return found
+        names.setdefault(head.oid.hex(), []).append(f"tag:{head.name}")
+    return names
 
 
 class DiffToolResult(ToolResult, frozen=True):
@@ -100,7 +100,7 @@ class DiffToolResult(ToolResult, frozen=True):
 
 @tool(READS)
 def diff(
-    desk: McpContext,
+    context: McpContext,
     *,
     ref: Ref = "HEAD",
     other: Annotated[
@@ -109,19 +109,19 @@ def diff(
     patch: Annotated[bool, Meta(description="Show the changed lines of text files.")] = False,
 ) -> DiffToolResult:
     """Show which files differ between a commit and the present files, or between two commits."""
-    desk.require_store()
-    branch = desk.head_branch()
-    old = desk.call.resolve(ref, branch).hex()
-    new = desk.call.resolve(other, branch).hex() if other is not None else ""
+    context.require_store()
+    branch = context.head_branch()
+    old = context.call.resolve(ref, branch).hex()
+    new = context.call.resolve(other, branch).hex() if other is not None else ""
     if new:
-        found = changed_files(desk, old, new)
+        differing = changed_files(context, old, new)
     else:
-        with desk.open_files() as files:
-            found = files.diff(old) if files is not None else []
+        with context.open_files() as files:
+            differing = files.diff(old) if files is not None else []
     left, changes = _MAX_ALL_PATCHES_CHARACTERS, []
-    for one in found[:MAX_CHANGES]:
-        text = output.patch_text(one, desk.hub.objects) if patch and left > 0 else ""
+    for change in differing[:MAX_CHANGES]:
+        text = output.patch_text(change, context.hub.objects) if patch and left > 0 else ""
         text = cut_middle(text, min(_MAX_PATCH_CHARACTERS, left))
         left -= len(text)
-        changes.append(change_of(one, text))
-    return DiffToolResult(old, new, len(found), changes)
+        changes.append(change_of(change, text))
+    return DiffToolResult(old, new, len(differing), changes)

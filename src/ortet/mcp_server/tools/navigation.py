@@ -103,25 +103,30 @@ class RestoreToolResult(ToolResult, frozen=True):
 
 @tool(CONFIRMED)
 def restore(
-    desk: McpContext, *, agreed: Confirmation, ref: Ref, only: Parts = None, confirm: Confirm = ""
+    context: McpContext,
+    *,
+    agreed: Confirmation,
+    ref: Ref,
+    only: Parts = None,
+    confirm: Confirm = "",
 ) -> RestoreToolResult:
     """Restore the state and files of a commit. The present files are committed first, then
     overwritten. Needs confirmation: the first call only reports what would change and what cannot
     be restored.
     """
     del confirm
-    branch = _require_branch(desk)
-    target = desk.call.resolve(ref, branch)
+    branch = _require_branch(context)
+    target = context.call.resolve(ref, branch)
 
     def go(session: Session) -> RestoreResult:
         return session.restore(target.hex(), only=only)
 
-    return _restore_if_confirmed(desk, target, go, agreed, only)
+    return _restore_if_confirmed(context, target, go, agreed, only)
 
 
 @tool(MOVES)
 def rewind(
-    desk: McpContext,
+    context: McpContext,
     *,
     agreed: Confirmation,
     n: Annotated[int, Meta(description="The number of commits to go back.", ge=1)] = 1,
@@ -131,9 +136,9 @@ def rewind(
     confirmation, as restore does.
     """
     del confirm
-    target = desk.call.resolve(f"HEAD~{n}", _require_branch(desk))
+    target = context.call.resolve(f"HEAD~{n}", _require_branch(context))
     return _restore_if_confirmed(
-        desk, target, lambda session: session.restore(target.hex()), agreed, None
+        context, target, lambda session: session.restore(target.hex()), agreed, None
     )
 
 
@@ -142,25 +147,25 @@ Count = Annotated[int, Meta(description="The number of moves.", ge=1)]
 
 @tool(MOVES)
 def undo(
-    desk: McpContext, *, agreed: Confirmation, n: Count = 1, confirm: Confirm = ""
+    context: McpContext, *, agreed: Confirmation, n: Count = 1, confirm: Confirm = ""
 ) -> RestoreToolResult:
     """Undo the last move of this branch: first uncommitted changes, then commits, restores and
     rewinds, one at a time. Nothing is lost, because redo takes an undo back. Needs confirmation, as
     restore does.
     """
     del confirm
-    return _undo_or_redo(desk, "undo", n, agreed)
+    return _undo_or_redo(context, "undo", n, agreed)
 
 
 @tool(MOVES)
 def redo(
-    desk: McpContext, *, agreed: Confirmation, n: Count = 1, confirm: Confirm = ""
+    context: McpContext, *, agreed: Confirmation, n: Count = 1, confirm: Confirm = ""
 ) -> RestoreToolResult:
     """Redo what undo took back, unless the branch has moved since. Needs confirmation, as restore
     does.
     """
     del confirm
-    return _undo_or_redo(desk, "redo", n, agreed)
+    return _undo_or_redo(context, "redo", n, agreed)
 
 
 def _undo_or_redo(
@@ -173,20 +178,20 @@ def _undo_or_redo(
     if not confirmation.allows(preview.to):
         return _preview(context, preview, verb)
     with context.open_session() as session:
-        found = session.undo(n) if verb == "undo" else session.redo(n)
-        back, head = found.restored, session.head
+        result = session.undo(n) if verb == "undo" else session.redo(n)
+        back, head = result.restored, session.head
         return RestoreToolResult(
             done=True,
             to=commit_of(context.hub.history.info(from_hex(back.to))),
             head=head.oid if head else "",
-            changed=len(found.changes),
-            changes=changes_of(found.changes),
-            forgotten=found.events,
+            changed=len(result.changes),
+            changes=changes_of(result.changes),
+            forgotten=result.events,
             written=back.files.written,
             removed=back.files.removed,
             lost=losses_of(back.files.losses),
             deeds=[effect_of(effect) for effect in back.deeds],
-            notes=[*_step_notes(verb, found.steps), *map(str, back.secrets)],
+            notes=[*_step_notes(verb, result.steps), *map(str, back.secrets)],
             confirm="",
         )
 

@@ -63,14 +63,14 @@ class StatusToolResult(ToolResult, frozen=True):
     waiting: list[str]
 
     def __str__(self) -> str:
-        at = str(self.head) if self.head else "no commit yet"
+        head = str(self.head) if self.head else "no commit yet"
         now = f"plan, step {self.step + 1} of {len(self.plan)}: {output.title(self._current_step)}"
         return join_lines(
             f"session {self.name}, {self.status}, of {self.agent}, in {output.safe(self.directory)}"
             if self.session
             else f"no session yet: the first tool that writes begins {self.name!r} for "
             f"{output.safe(self.directory)}",
-            f"head {at}",
+            f"head {head}",
             "nothing changed since" if self.clean else f"{self.changed} changed since:",
             *limit_lines(self.changes, self.changed),
             *(f"not kept: {loss}" for loss in self.losses),
@@ -88,35 +88,35 @@ class StatusToolResult(ToolResult, frozen=True):
 
 
 @tool(READS)
-def status(desk: McpContext) -> StatusToolResult:
+def status(context: McpContext) -> StatusToolResult:
     """Show the session and directory of this server, and the changes that a commit would record
     now.
     """
-    row = desk.current_session()
-    with desk.open_files() as files:
-        found = files.status() if files is not None else None
-    view = desk.hub.get(row.id) if row is not None else None
-    branch = desk.head_branch() if view is not None or desk.has_hub else ""
+    row = context.current_session()
+    with context.open_files() as files:
+        state = files.status() if files is not None else None
+    view = context.hub.get(row.id) if row is not None else None
+    branch = context.head_branch() if view is not None or context.has_hub else ""
     head = view.head if view is not None else None
-    if head is None and found is not None and found.head:
-        head = desk.hub.history.info(from_hex(found.head))
+    if head is None and state is not None and state.head:
+        head = context.hub.history.info(from_hex(state.head))
     return StatusToolResult(
-        name=desk.session_name(),
+        name=context.session_name(),
         session=row.id if row else "",
-        agent=row.agent if row else desk.agent,
+        agent=row.agent if row else context.agent,
         status=row.status if row else "",
-        directory=(row.path if row else "") or str(desk.directory),
-        store=str(desk.hub.root) if desk.has_hub else "",
+        directory=(row.path if row else "") or str(context.directory),
+        store=str(context.hub.root) if context.has_hub else "",
         branch=branch or "",
         head=commit_of(head) if head else None,
-        clean=found is None or found.clean,
-        changed=len(found.changes) if found else 0,
-        changes=changes_of(found.changes) if found else [],
-        losses=losses_of(found.losses) if found else [],
+        clean=state is None or state.clean,
+        changed=len(state.changes) if state else 0,
+        changes=changes_of(state.changes) if state else [],
+        losses=losses_of(state.losses) if state else [],
         goal=view.goal if view else "",
         plan=view.steps if view else [],
         step=view.step if view else 0,
-        unsettled=[one.id for one in unsettled_effects(desk.call, view)] if view else [],
+        unsettled=[one.id for one in unsettled_effects(context.call, view)] if view else [],
         waiting=[one.id for one in view.actions.approvals() if one.state == "asked"]
         if view
         else [],
@@ -143,7 +143,7 @@ class CommitToolResult(ToolResult, frozen=True):
 
 @tool(ADDS)
 def commit(
-    desk: McpContext,
+    context: McpContext,
     *,
     message: Annotated[str, Meta(description="The commit message: what this state is.")] = "",
     allow_secrets: Annotated[
@@ -154,14 +154,16 @@ def commit(
     workspace. Do it after each step that works: restore and rewind return to commits. If nothing
     changed, the head is returned.
     """
-    with desk.open_session() as session:
+    with context.open_session() as session:
         before = session.head
-        made = session.commit(message, allow_secrets=allow_secrets)
-        created = before is None or before.oid != made.oid
-        found = changed_files(desk, before.oid if before else None, made.oid) if created else []
+        info = session.commit(message, allow_secrets=allow_secrets)
+        created = before is None or before.oid != info.oid
+        changes = (
+            changed_files(context, before.oid if before else None, info.oid) if created else []
+        )
         losses = session.machine.losses if session.internals.row.has_files else []
         return CommitToolResult(
-            commit_of(made), created, len(found), changes_of(found), losses_of(losses)
+            commit_of(info), created, len(changes), changes_of(changes), losses_of(losses)
         )
 
 
@@ -190,7 +192,7 @@ class RunToolResult(ToolResult, frozen=True):
 
 @tool(RUNS)
 def run(
-    desk: McpContext,
+    context: McpContext,
     *,
     report: ProgressReport,
     command: Annotated[
@@ -215,8 +217,8 @@ def run(
     """Run a command in the workspace. The journal records the command, its reason and its outcome.
     The output is sent as progress while the command runs. Cancelling the call kills the command.
     """
-    told = _ProgressReporter(report)
-    with desk.open_session() as session:
+    progress = _ProgressReporter(report)
+    with context.open_session() as session:
         done = session.run(
             command,
             why=why,
@@ -224,7 +226,7 @@ def run(
             cwd=cwd,
             env=env,
             stdin=None if stdin is None else stdin.encode(),
-            output=told.on_output,
+            output=progress.on_output,
             secrets=secrets,
         )
     stdout, stderr = (
@@ -272,13 +274,13 @@ class ForkToolResult(ToolResult, frozen=True):
     forks: list[Copy]
 
     def __str__(self) -> str:
-        made = [f"{one.name} ({one.engine or 'mind only'}) {one.path}" for one in self.forks]
-        return join_lines(*map(str.rstrip, made), "land or merge brings their files back (CLI)")
+        lines = [f"{one.name} ({one.engine or 'mind only'}) {one.path}" for one in self.forks]
+        return join_lines(*map(str.rstrip, lines), "land or merge brings their files back (CLI)")
 
 
 @tool(ADDS)
 def fork(
-    desk: McpContext,
+    context: McpContext,
     *,
     n: Annotated[int, Meta(description="The number of copies.", ge=1, le=64)] = 1,
     machine: Annotated[bool, Meta(description="False copies the state without the files.")] = True,
@@ -288,13 +290,13 @@ def fork(
     not changed. `ortet run -w NAME` runs a command in a copy, `ortet land NAME` applies its files
     to the original.
     """
-    with desk.open_session() as session:
-        made = []
+    with context.open_session() as session:
+        copies = []
         for kid in session.fork(n, machine=machine):
             files = kid.machine if machine and kid.internals.row.has_files else None
             path = str(files.path) if files is not None and files.engine == "folder" else ""
             head = kid.head
-            made.append(
+            copies.append(
                 Copy(
                     kid.name,
                     kid.id,
@@ -304,4 +306,4 @@ def fork(
                     head.oid if head else "",
                 )
             )
-        return ForkToolResult(made)
+        return ForkToolResult(copies)

@@ -74,11 +74,11 @@ class HealthCheck:
             and time.monotonic() - self._healthy_at < _RESULT_TTL_SECONDS
         ):
             return ""
-        looking = self._running or self._start()
+        running = self._running or self._start()
         limit = CHECK_TIMEOUT_SECONDS if self.vital else CHECK_TIMEOUT_SECONDS / 2
         left = self._started_at + limit - time.monotonic()
-        await asyncio.wait([looking], timeout=max(0.0, left))
-        if not looking.done():
+        await asyncio.wait([running], timeout=max(0.0, left))
+        if not running.done():
             return (
                 f"its {self.name} has not answered for {time.monotonic() - self._started_at:.0f} s"
             )
@@ -86,11 +86,11 @@ class HealthCheck:
 
     def _start(self) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
-        begun, looking = time.monotonic(), loop.create_future()
+        begun, running = time.monotonic(), loop.create_future()
         name = f"ortet-look-{self.name}"
         Thread(target=self._run, args=(loop,), name=name, daemon=True).start()
-        self._started_at, self._running = begun, looking  # the thread will complete it
-        return looking
+        self._started_at, self._running = begun, running  # the thread will complete it
+        return running
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run the probe in its own thread: all request threads may wait for this service."""
@@ -113,11 +113,11 @@ class HealthCheck:
             _log.error("not ready", exc_info=error)
 
     def _on_finished(self, when: float, problem: str) -> None:
-        looking, self._running = self._running, None
+        running, self._running = self._running, None
         self._problem, self._healthy_at = problem, None if problem else when
         self._last_logged = self._last_logged if problem else ""
-        if looking is not None and not looking.done():
-            looking.set_result(None)
+        if running is not None and not running.done():
+            running.set_result(None)
 
 
 class _Unhealthy(Exception):
@@ -133,8 +133,8 @@ def store_health_checks(hub: Hub, min_free_bytes: int) -> list[HealthCheck]:
         HealthCheck(rows, partial(_check_catalog_writable, hub, rows)),
     ]
     if shared:  # journals and cached objects need no bucket
-        look = partial(hub.bucket.check_reachable, _LOCK_TIMEOUT_SECONDS)
-        checks.append(HealthCheck("bucket", look, vital=False))
+        probe = partial(hub.bucket.check_reachable, _LOCK_TIMEOUT_SECONDS)
+        checks.append(HealthCheck("bucket", probe, vital=False))
     return checks
 
 
@@ -162,10 +162,10 @@ async def run_checks(checks: Sequence[HealthCheck]) -> list[str]:
     Raises:
         Unavailable: `not_ready`, if a vital check failed.
     """
-    problems = await asyncio.gather(*(part.problem() for part in checks))
-    wrong = [(part, words) for part, words in zip(checks, problems, strict=True) if words]
-    names = [part.name for part, _ in wrong]
-    if any(part.vital for part, _ in wrong):
+    problems = await asyncio.gather(*(check.problem() for check in checks))
+    wrong = [(check, words) for check, words in zip(checks, problems, strict=True) if words]
+    names = [check.name for check, _ in wrong]
+    if any(check.vital for check, _ in wrong):
         words = ", ".join(words for _, words in wrong)
         raise Unavailable("not_ready", f"{words}: ask another server, or try again", parts=names)
     return names
@@ -173,8 +173,8 @@ async def run_checks(checks: Sequence[HealthCheck]) -> list[str]:
 
 async def wait_for_checks(checks: Sequence[HealthCheck]) -> None:
     """Wait for running checks, before the services that they use are closed."""
-    if looking := [part.running for part in checks if part.running is not None]:
-        await asyncio.wait(looking, timeout=CHECK_TIMEOUT_SECONDS)
+    if running := [check.running for check in checks if check.running is not None]:
+        await asyncio.wait(running, timeout=CHECK_TIMEOUT_SECONDS)
 
 
 class Health:
@@ -188,7 +188,7 @@ class Health:
     @property
     def looking(self) -> bool:
         """True if a health check is running, or hangs."""
-        return any(part.running is not None for part in self._checks)
+        return any(check.running is not None for check in self._checks)
 
     async def finish_checks(self) -> None:
         """Wait for running checks, before the services that they use are closed."""

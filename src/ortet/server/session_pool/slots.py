@@ -17,19 +17,15 @@ from ortet.server.session_pool.slot import SessionOpener, SessionSlot
 from ortet.sessions.session import Session
 from ortet.sessions.table import SessionRow
 
-# Leases that this server could not release, because the store was locked or its disk full.
-#
-# The server still owns them, so it may release them before it opens the session again. A module of
-# its own, because this state outlives the slot of a session.
-
-
 _log = logging.getLogger(__name__)
 
 
 class UnreleasedLeases:
-    """The unreleased leases of one store.
+    """Leases of one store that could not be released: the store was locked or its disk full.
 
-    A newer lease of the same session has another fence, so it is never released by mistake.
+    The server still owns them, so it may release them before it opens the session again. They
+    outlive the slot of the session. A newer lease of the same session has another fence, so it is
+    never released by mistake.
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -62,9 +58,6 @@ class UnreleasedLeases:
     @staticmethod
     def _is_same_lease(current: Lease | None, lease: Lease) -> bool:
         return current is not None and (current.owner, current.fence) == (lease.owner, lease.fence)
-
-
-"""Called with errors that no request can be told about."""
 
 
 class SlotTable:

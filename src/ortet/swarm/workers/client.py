@@ -61,15 +61,15 @@ class SwarmWorkerClient:
     def __init__(self, program: str, config: dict[str, Any]) -> None:
         ours, theirs = socket.socketpair()
         self.has_own_timeout = program == RAY_SERVER
-        heard = subprocess.DEVNULL if program == RAY_SERVER else None  # Ray writes much output
+        output = subprocess.DEVNULL if program == RAY_SERVER else None  # Ray writes much output
         with theirs:
             number = theirs.fileno()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", program, str(number)],
                 pass_fds=[number],
                 stdin=subprocess.DEVNULL,
-                stdout=heard,
-                stderr=heard,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
         self._sock = ours
@@ -112,8 +112,8 @@ class SwarmWorkerClient:
         self, seconds: float | None, halt: SwarmStopSignal | None = None
     ) -> AttemptExit | None:
         """Return the next attempt that has ended; None on timeout or if `halt` is signalled."""
-        both = [self._sock] if halt is None else [self._sock, halt]
-        if self._sock.fileno() not in poll_readable(*both, seconds=seconds):
+        sources = [self._sock] if halt is None else [self._sock, halt]
+        if self._sock.fileno() not in poll_readable(*sources, seconds=seconds):
             return None
         try:
             message, _ = ipc.receive(self._sock)

@@ -256,10 +256,10 @@ def main() -> NoReturn:
     """Load the task, report that it is ready, and serve."""
     sock = socket.socket(fileno=int(sys.argv[1]))
     try:
-        told, _ = ipc.receive(sock)
+        config, _ = ipc.receive(sock)
         try:
-            apply_import_environment(told["around"])
-            server = ForkServer(sock, told)
+            apply_import_environment(config["around"])
+            server = ForkServer(sock, config)
         except Exception as error:
             ipc.send(sock, {"error": f"{type(error).__name__}: {error}"})
             os._exit(1)

@@ -35,10 +35,10 @@ class RayClusterSpec(msgspec.Struct, frozen=True):
     def ray_options(self) -> dict[str, Any]:
         """Return the needs as options of a Ray task."""
         rest = dict(self.needs)
-        found: dict[str, Any] = {"num_cpus": rest.pop(CPU), "num_gpus": rest.pop(GPU, 0)}
+        options: dict[str, Any] = {"num_cpus": rest.pop(CPU), "num_gpus": rest.pop(GPU, 0)}
         if memory := rest.pop(MEMORY, 0):
-            found["memory"] = int(memory)
-        return {**found, "resources": rest}
+            options["memory"] = int(memory)
+        return {**options, "resources": rest}
 
     @property
     def node_resources(self) -> dict[str, float]:
@@ -109,5 +109,5 @@ def _parse_needs(needs: Any) -> dict[str, float]:
             "bad_needs", f"needs={needs!r}: give a dict such as {{'cpu': 2, 'memory': 4 * 2**30}}"
         )
     require(NUMBER, **{f"needs[{name!r}]": amount for name, amount in needs.items()})
-    given = {name: float(amount) for name, amount in needs.items() if amount or name == CPU}
-    return {CPU: 1.0, **given}
+    amounts = {name: float(amount) for name, amount in needs.items() if amount or name == CPU}
+    return {CPU: 1.0, **amounts}

@@ -47,12 +47,12 @@ def run_job(config: Message, job: Message) -> Message:
     """Run an attempt and return fields of AttemptExit. Ending this process ends the attempt."""
     try:
         _check(config)
-        crew = _worker(config)
-        crew.start(msgspec.convert(job, thread_safe_struct(AttemptJob)))
-        ended = crew.wait(config["timeout"])
+        worker = _worker(config)
+        worker.start(msgspec.convert(job, thread_safe_struct(AttemptJob)))
+        ended = worker.wait(config["timeout"])
         if ended is None:
-            crew.stop(job["i"])
-            crew.wait(None)
+            worker.stop(job["i"])
+            worker.wait(None)
             return {"why": "timeout"}
         # If the attempt has recorded its result, the scheduler ignores this answer. Otherwise
         # another process had started the attempt.
@@ -71,17 +71,17 @@ def close_workers() -> None:
 
 
 def _worker(config: Message) -> SwarmWorkerClient:
-    said = _with_local_paths(config)
-    key = json.dumps(said)
+    local_config = _with_local_paths(config)
+    key = json.dumps(local_config)
     if key not in _WORKERS:
         close_workers()
-        crew = SwarmWorkerClient(FORK_SERVER, said)
+        worker = SwarmWorkerClient(FORK_SERVER, local_config)
         try:
-            crew.wait_ready()
+            worker.wait_ready()
         except BaseException:
-            crew.close()
+            worker.close()
             raise
-        _WORKERS[key] = crew
+        _WORKERS[key] = worker
     return _WORKERS[key]
 
 
@@ -110,9 +110,9 @@ def _check_store(config: Message) -> None:
 
 def _with_local_paths(config: Message) -> Message:
     """Return the configuration with this node's import path before that of the driver."""
-    around = config["around"]
-    path = [*sys.path, *(place for place in around["path"] if place not in sys.path)]
-    return {**config, "around": {**around, "path": path}}
+    environment = config["around"]
+    path = [*sys.path, *(place for place in environment["path"] if place not in sys.path)]
+    return {**config, "around": {**environment, "path": path}}
 
 
 def _error_fields(error: OrtetError) -> Message:

@@ -94,8 +94,10 @@ class RayServer:
         instead.
         """
         while True:
-            asked = time.monotonic()
-            while time.monotonic() < asked + _HEALTH_CHECK_SECONDS and self._ray.is_initialized():
+            checked_at = time.monotonic()
+            while (
+                time.monotonic() < checked_at + _HEALTH_CHECK_SECONDS and self._ray.is_initialized()
+            ):
                 time.sleep(_DISCONNECT_POLL_SECONDS)
             limit = threading.Timer(
                 _HEALTH_TIMEOUT_SECONDS,
@@ -166,9 +168,9 @@ class RayServer:
                 f"no node of the cluster has what an attempt needs ({words}): give less in needs=, "
                 "or add a node that has it",
             )
-        look = self._ray.remote(ray_node.check_node).options(num_cpus=0, max_retries=3)
+        check = self._ray.remote(ray_node.check_node).options(num_cpus=0, max_retries=3)
         try:
-            found = self._ray.get(look.remote(self._config), timeout=_NODE_CHECK_SECONDS)
+            problem = self._ray.get(check.remote(self._config), timeout=_NODE_CHECK_SECONDS)
         except self._ray.exceptions.GetTimeoutError as error:
             raise Unavailable(
                 "no_node",
@@ -181,8 +183,8 @@ class RayServer:
                 "no_node",
                 f"a node of the cluster cannot do it ({_summarize_error(error)}): {_INSTALL_HINT}",
             ) from error
-        if found:
-            raise _NodeError(found)
+        if problem:
+            raise _NodeError(problem)
 
     def _handle_message(self) -> None:
         message, _ = ipc.receive(self._sock)
@@ -233,9 +235,9 @@ class RayServer:
         Ray would wait for a lost cluster, so a thread disconnects, with a time limit.
         """
         self._is_shutting_down = True
-        away = threading.Thread(target=self._disconnect, daemon=True)
-        away.start()
-        away.join(_SHUTDOWN_SECONDS)
+        disconnecting = threading.Thread(target=self._disconnect, daemon=True)
+        disconnecting.start()
+        disconnecting.join(_SHUTDOWN_SECONDS)
         os._exit(0)
 
     def _disconnect(self) -> None:
@@ -259,11 +261,11 @@ def _connect_timeout(address: str) -> float:
     A listener at the address is only a hint, because Ray may have another way to it.
     """
     named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
-    found = urlsplit(named if "://" in named else f"//{named}")
+    parts = urlsplit(named if "://" in named else f"//{named}")
     try:
-        if not found.hostname or not found.port:
+        if not parts.hostname or not parts.port:
             return _CONNECT_SECONDS  # Ray reports a malformed address
-        with socket.create_connection((found.hostname, found.port), timeout=_NO_ANSWER_SECONDS):
+        with socket.create_connection((parts.hostname, parts.port), timeout=_NO_ANSWER_SECONDS):
             return _CONNECT_SECONDS
     except ConnectionRefusedError:
         return (
@@ -311,9 +313,9 @@ def main() -> NoReturn:
     sock = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_exit_when_closed, args=(sock,), daemon=True).start()
     try:
-        told, _ = ipc.receive(sock)
+        config, _ = ipc.receive(sock)
         try:
-            server = RayServer(sock, told)
+            server = RayServer(sock, config)
         except _NodeError as error:
             ipc.send(sock, error.fields)
             os._exit(1)
