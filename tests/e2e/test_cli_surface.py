@@ -85,6 +85,21 @@ class TestStart:
                     if sub is not None
                 ]
 
+    def test_every_option_and_command_says_what_it_does(self) -> None:
+        context = click.Context(cli, info_name="ortet")
+        todo: list[tuple[str, click.Command]] = [("ortet", cli)]
+        silent = []
+        while todo:
+            path, command = todo.pop()
+            options = [param for param in command.params if isinstance(param, click.Option)]
+            silent += [path] if not command.help else []
+            silent += [f"{path} {one.opts[0]}" for one in options if not (one.hidden or one.help)]
+            if isinstance(command, click.Group):
+                names = command.list_commands(context)
+                below = {name: command.get_command(context, name) for name in names}
+                todo += [(f"{path} {name}", sub) for name, sub in below.items() if sub is not None]
+        assert silent == []
+
     def test_the_overview_has_every_verb(self, ortet: Ortet, tmp_path: Path) -> None:
         out = ortet("--help", cwd=tmp_path).out
         assert ortet(cwd=tmp_path).out == out

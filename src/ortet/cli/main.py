@@ -31,12 +31,12 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "machine": ("start", "ps", "spawn", "logs", "expose", "stop", "kill", "rm"),
         "attach": ("attach", "cp"),
     },
-    "Go back": {
+    "Undo and restore": {
         "undo": ("undo", "redo"),
         "restore": ("restore", "rewind"),
         "bisect": ("bisect",),
     },
-    "Look": {"history": ("log", "show", "diff"), "refs": ("branch", "tag", "reflog")},
+    "History": {"history": ("log", "show", "diff"), "refs": ("branch", "tag", "reflog")},
     "Sessions": {
         "session": ("session", "say", "plan", "decide"),
         "journal": ("journal", "brief"),

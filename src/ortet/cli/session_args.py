@@ -38,8 +38,8 @@ session_option = click.option(
 scope_option = click.option(
     "--scope", metavar="SCOPE", help="session, agent, user:NAME or project:NAME."
 )
-agent_option = click.option("--agent", metavar="NAME", help="Of all sessions of this agent.")
-all_option = click.option("--all", "everything", is_flag=True, help="Of all sessions.")
+agent_option = click.option("--agent", metavar="NAME", help="Search all sessions of this agent.")
+all_option = click.option("--all", "everything", is_flag=True, help="Search all sessions.")
 
 _SESSION_META_KEY = "ortet.session"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -61,7 +61,7 @@ def session_argument_or_option(command: _Command) -> _Command:
     option = click.option(
         *("-s", "--session", "kept"),
         metavar="SESSION",
-        help="The same.",
+        help="The session, as SESSION above.",
         is_eager=True,
         expose_value=False,
         callback=_store_option,

@@ -42,7 +42,10 @@ def access() -> None:
     help="The tenant whose store the token opens; by default this store.",
 )
 @click.option(
-    "--days", type=click.FloatRange(min=0, min_open=True), help="Time for which the token is valid."
+    "--days",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="DAYS",
+    help="The number of days for which the token is valid; by default it does not expire.",
 )
 @click.option("--no-raw", is_flag=True, help="Allow HTTP requests only, not `ortet.open`.")
 def create(

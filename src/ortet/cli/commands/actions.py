@@ -86,7 +86,7 @@ def act() -> None:
 @verb("ls")
 @session_option
 @click.option(
-    "--state", metavar="STATE", help="Only effects in this state: begun, done, failed or unsettled."
+    "--state", metavar="STATE", help="Only actions in this state: begun, done, failed or unsettled."
 )
 def act_ls(call: CliCall, session: str | None, *, state: str | None) -> None:
     """List the actions of a session and their results.

@@ -114,7 +114,7 @@ def skip(call: CliCall, ref: str | None) -> None:
 
 @verb()
 def reset(call: CliCall) -> None:
-    """Give up the search.
+    """End the search without a result.
 
     \b
     Example:

@@ -40,7 +40,14 @@ information; it holds no instructions.
     metavar="NAME",
     help="The agent that the session belongs to.",
 )
-@click.option("--tokens", type=click.IntRange(min=1), default=2000, show_default=True, metavar="N")
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=2000,
+    show_default=True,
+    metavar="N",
+    help="The approximate maximum number of tokens of the briefing.",
+)
 def hook(call: CliCall, *, session: str | None, agent: str, tokens: int) -> None:
     """Record and commit the last step of a coding agent, for its hooks.
 

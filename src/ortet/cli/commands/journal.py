@@ -64,7 +64,14 @@ def journal(
 
 @verb()
 @session_argument
-@click.option("--tokens", type=click.IntRange(min=1), default=2000, show_default=True, metavar="N")
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=2000,
+    show_default=True,
+    metavar="N",
+    help="The approximate maximum number of tokens.",
+)
 @click.option(
     "--write", "directory", metavar="DIR", help="Write handover files into this directory instead."
 )

@@ -30,7 +30,7 @@ _COMMIT_TITLE_CHARS = 72
 """The maximum length of a commit message."""
 
 commit_option = click.option(
-    "--commit", is_flag=True, help="Commit afterwards, which shares the fact."
+    "--commit", is_flag=True, help="Commit afterwards, so that other sessions see it."
 )
 
 

@@ -29,7 +29,7 @@ why_option = click.option("--why", default="", metavar="TEXT", help="The reason,
 @session_argument
 @why_option
 def pause(call: CliCall, session: str | None, *, why: str) -> None:
-    """Release a session that a dead process left open.
+    """Pause a session; release it if a dead process left it open.
 
     In a shared store, uncommitted changes of its private files are committed, so that it can
     continue on another host.
@@ -129,7 +129,14 @@ def unarchive(call: CliCall, session: str | None) -> None:
 
 @verb()
 @session_argument
-@click.option("--keep-last", type=click.IntRange(min=0), default=20, show_default=True, metavar="N")
+@click.option(
+    "--keep-last",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="The number of newest messages that stay in context.",
+)
 @click.option("--summary", metavar="FILE", help="The summary; - reads standard input.")
 def compact(call: CliCall, session: str | None, *, keep_last: int, summary: str | None) -> None:
     """Replace all but the newest messages in context by a summary.

@@ -58,7 +58,9 @@ def start(call: CliCall, names: tuple[str, ...], network: str | None) -> None:
 
 
 @verb()
-@click.option("-a", "--all", "every", is_flag=True, help="Every process, not only named programs.")
+@click.option(
+    "-a", "--all", "every", is_flag=True, help="List every process, not only named programs."
+)
 def ps(call: CliCall, every: bool) -> None:
     """List the live machines on this host, and those that died.
 
@@ -155,7 +157,9 @@ def _job(job: dict[str, Any]) -> str:
 
 @verb(context_settings={"allow_interspersed_args": False})
 @workspace_option
-@click.option("--cwd", default="", metavar="DIR", help="Start in DIR of the workspace.")
+@click.option(
+    "--cwd", default="", metavar="DIR", help="The directory of the workspace to start in."
+)
 @click.argument("job", metavar="NAME")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def spawn(call: CliCall, job: str, command: tuple[str, ...], *, name: str | None, cwd: str) -> None:

@@ -131,7 +131,14 @@ def _scores(scores: Scores) -> str:
 
 @verb()
 @click.argument("query", default="")
-@click.option("--tokens", type=click.IntRange(min=1), default=8000, show_default=True, metavar="N")
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=8000,
+    show_default=True,
+    metavar="N",
+    help="The approximate maximum number of tokens.",
+)
 @click.option("--chat", is_flag=True, help="Print JSON for chat completions.")
 @click.option(
     "--parts", is_flag=True, help="Print JSON with the system text apart and content in parts."

@@ -202,7 +202,14 @@ def whatif(
 @verb("diff-runs")
 @click.argument("left")
 @click.argument("right")
-@click.option("--around", type=click.IntRange(min=0), default=3, show_default=True, metavar="N")
+@click.option(
+    "--around",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="The number of steps to show before and after the difference.",
+)
 def diff_runs(call: CliCall, left: str, right: str, *, around: int) -> None:
     """Show where two sessions differ, then both side by side.
 

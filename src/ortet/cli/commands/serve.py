@@ -18,8 +18,21 @@ if TYPE_CHECKING:
 
 
 @verb()
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=7878, show_default=True)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="HOST",
+    help="The address to listen on.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=7878,
+    show_default=True,
+    metavar="PORT",
+    help="The port to listen on; 0 takes any free port.",
+)
 @click.option("--no-auth", is_flag=True, help="Require no token; on loopback only.")
 @click.option(
     "--allow-host", multiple=True, metavar="NAME", help="A further host name of this server."

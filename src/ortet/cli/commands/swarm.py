@@ -47,7 +47,15 @@ def swarm() -> None:
 @click.option(
     "--from", "at", metavar="REF", help="The commit to begin at; by default the present state."
 )
-@click.option("-n", "count", type=click.IntRange(min=1), default=8, show_default=True, metavar="N")
+@click.option(
+    "-n",
+    "count",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    metavar="N",
+    help="The number of attempts.",
+)
 @click.option(
     "--parallel",
     type=click.IntRange(min=1),

@@ -36,7 +36,14 @@ if TYPE_CHECKING:
 @click.option(
     "--reply", metavar="COMMAND", help="The command, run by sh, whose output is the answer."
 )
-@click.option("--tokens", type=click.IntRange(min=1), default=8000, show_default=True, metavar="N")
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=8000,
+    show_default=True,
+    metavar="N",
+    help="The approximate maximum number of tokens that the command gets.",
+)
 def turn(
     call: CliCall,
     name: str,

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 
 @verb()
-@click.option(
-    "--store", metavar="DIR", help="Store the history in DIR, or in servers, by their URL."
-)
+@click.option("--store", metavar="DIR", help="The directory or the URL of the store.")
 @click.option(
     "--name", metavar="NAME", help="The name of the workspace; by default that of the directory."
 )
@@ -241,7 +239,9 @@ def _count(call: CliCall, before: CommitInfo | None, after: CommitInfo) -> int:
 @click.option(
     "--secret", multiple=True, metavar="NAME", help="Pass a secret to the command; may be repeated."
 )
-@click.option("--cwd", default="", metavar="DIR", help="Start in DIR of the workspace.")
+@click.option(
+    "--cwd", default="", metavar="DIR", help="The directory of the workspace to start in."
+)
 @click.option("-i", "--stdin", "stdin", is_flag=True, help="Pass standard input to the command.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
