@@ -25,10 +25,7 @@ from tests.fixtures.waiting import WAIT, eventually
 
 import ortet as library
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="the agent needs Linux"),
-    pytest.mark.files({"a.txt": "one\n"}),
-]
+pytestmark = pytest.mark.files({"a.txt": "one\n"})
 
 _CONNECT = """
 import os, socket, sys

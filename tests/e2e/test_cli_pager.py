@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,8 +13,6 @@ from tests.e2e.terminal import Terminal
 from tests.fixtures.commands import Commit, Ortet
 
 import ortet as library
-
-pytestmark = pytest.mark.skipif(shutil.which("less") is None, reason="less is not installed")
 
 YELLOW, RED, GREEN, CYAN, BOLD, PLAIN = (f"\x1b[{n}m" for n in (33, 31, 32, 36, 1, 0))
 

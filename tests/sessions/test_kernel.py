@@ -226,8 +226,6 @@ def test_commit_lists_kernel_variables_that_cannot_be_pickled(s: Session) -> Non
 
 def test_with_cloudpickle_what_cells_define_is_kept(s: Session) -> None:
     kernel = s.kernel(keep=["made", "thing"])
-    if kernel.run("import cloudpickle").error is not None:
-        pytest.skip("no cloudpickle where kernels run")
     kernel.run("n = 2\nclass Thing:\n  x = 5\nmade = lambda: n * 2\nthing = Thing()")
     one = s.commit("one")
     kernel.run("del made")

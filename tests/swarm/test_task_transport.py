@@ -33,7 +33,6 @@ def test_callable_object_keeps_its_arguments_in_the_worker(mind: Session) -> Non
 
 
 def test_a_closure_goes_by_value(mind: Session) -> None:
-    pytest.importorskip("cloudpickle")
     more = 20
     assert mind.swarm(lambda s, i: i + more, n=2).winners[0].score == 21
 
@@ -50,7 +49,6 @@ def test_without_cloudpickle_a_closure_is_refused(
 
 
 def test_what_holds_a_handle_is_refused(mind: Session) -> None:
-    pytest.importorskip("cloudpickle")
     lock = threading.Lock()
     with pytest.raises(Invalid, match="open there what it needs"):
         mind.swarm(lambda s, i: lock.locked(), n=2)
