@@ -102,9 +102,9 @@ class McpContext:
                 row = SessionTable(hub.catalog).get(self._session_id)
                 if row.status not in (CLOSED, ARCHIVED):
                     return row
-        row = self._look_up_session(hub)
-        self._session_id = row.id if row is not None else ""
-        return row
+        matching = self._look_up_session(hub)
+        self._session_id = matching.id if matching is not None else ""
+        return matching
 
     def _look_up_session(self, hub: Hub) -> SessionRow | None:
         rows, place = hub.sessions(), str(self.directory)
