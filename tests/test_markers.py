@@ -31,6 +31,11 @@ def test_every_fixture_that_marks_exists() -> None:
     assert set(markers.FIXTURES.values()) <= set(markers.MARKERS)
 
 
+def test_every_place_of_the_quick_run_exists() -> None:
+    places = [*markers.QUICK, *markers.NOT_QUICK]
+    assert [place for place in places if not (TESTS.parent / place).exists()] == []
+
+
 def test_every_folder_that_marks_exists() -> None:
     assert [name for name in markers.FOLDERS if not (TESTS.parent / name).is_dir()] == []
     assert set(markers.FOLDERS.values()) <= set(markers.MARKERS)

@@ -1,4 +1,4 @@
-"""A command at a real terminal: what is on it, what is typed, how it ends."""
+"""A command at a real terminal: its screen, typed input, and its exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""act, effects, comment, journal --follow: a deed between processes, and people beside them."""
+"""act, effects, comment and journal --follow: effects of one process that another answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host agent: the same answers, sooner; gone when idle, killed or refused, nothing is lost."""
+"""The host agent: the same output as without it, also if it is idle, killed or refused."""
 
 from __future__ import annotations
 

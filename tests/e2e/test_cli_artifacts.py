@@ -1,4 +1,4 @@
-"""artifact: what was made, kept in versions, found again byte for byte."""
+"""artifact: content in versions, returned byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completion, in real shells: what is typed, Tab, and what then stands in the line."""
+"""Completion in real shells: typed words, Tab, and the completed line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What surrounds a session, and its handover files, through a real process."""
+"""environment and the handover files, through a real process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a new user met on the first day, through a real process."""
+"""Mistakes that new users made on their first day, through a real process."""
 
 from __future__ import annotations
 
@@ -107,7 +107,9 @@ class TestPointer:
         assert done.error["kind"] == "store_in_workspace"
         assert os.listdir(place) == []
 
-    def test_garbage_makes_no_store_of_that_name(self, ortet: Ortet, tmp_path: Path) -> None:
+    def test_init_with_a_garbage_pointer_creates_no_store_of_that_name(
+        self, ortet: Ortet, tmp_path: Path
+    ) -> None:
         place = tmp_path / "work"
         place.mkdir()
         (place / ".ortet").write_text("garbage\n")
@@ -210,7 +212,7 @@ class TestAnswers:
         assert "no commit comes before" in ortet("rewind", cwd=proj, code=4).err
         assert "name one of its forks" in ortet("land", cwd=proj, code=2).err
 
-    def test_a_misspelt_option_is_no_command(self, ortet: Ortet, proj: Path) -> None:
+    def test_misspelt_option_is_not_taken_for_a_command(self, ortet: Ortet, proj: Path) -> None:
         assert ortet.kind("run", "--timout", "5", "echo", "hi", cwd=proj, code=2) == "bad_usage"
         assert ortet("run", "echo", "-n", "--json", cwd=proj).out == "--json"
         assert ortet("run", "--", "echo", "hi", cwd=proj).out == "hi\n"
@@ -233,7 +235,9 @@ class TestAnswers:
         said = ortet(verb, "proj/1", cwd=proj, code=5).err
         assert "--favor ours" in said and "favor='" not in said
 
-    def test_json_is_asked_for_anywhere(self, ortet: Ortet, proj: Path) -> None:
+    def test_error_before_the_options_are_parsed_is_json_if_asked(
+        self, ortet: Ortet, proj: Path
+    ) -> None:
         done = ortet("-C", str(proj / "nowhere"), "status", "--json", cwd=proj, code=4)
         assert json.loads(done.err)["kind"] == "no_directory"
 

@@ -159,11 +159,11 @@ class TestBranch:
         assert lines[0].split()[:2] == ["aside", oid[:12]]
         assert lines[1].split()[:3] == ["*", "proj", oid[:12]]
 
-    def test_a_workspace_without_commit_is_listed(self, ortet: Ortet, proj: Path) -> None:
+    def test_branch_lists_a_workspace_without_a_commit(self, ortet: Ortet, proj: Path) -> None:
         found = ortet.json("branch", cwd=proj)
         assert [(head["name"], head["oid"]) for head in found] == [("proj", None)]
 
-    def test_renaming_takes_the_workspace_along(
+    def test_renaming_a_branch_renames_its_workspace(
         self, ortet: Ortet, proj: Path, commit: Commit
     ) -> None:
         first = commit("first")

@@ -1,4 +1,4 @@
-"""migrate: of a directory and of a database, through a real process."""
+"""migrate of a directory and of a database, through a real process."""
 
 from __future__ import annotations
 
@@ -69,6 +69,6 @@ def test_migrate_without_a_store_is_refused_and_creates_none(ortet: Ortet, tmp_p
     assert not ortet.store.exists()
 
 
-def test_a_server_migrates_its_own(ortet: Ortet, tmp_path: Path) -> None:
+def test_migrate_of_a_store_behind_http_is_refused(ortet: Ortet, tmp_path: Path) -> None:
     ortet.env["ORTET_URL"] = "http://127.0.0.1:9"
     assert ortet.kind("migrate", cwd=tmp_path, code=9) == "remote_store"

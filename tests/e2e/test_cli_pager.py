@@ -1,4 +1,4 @@
-"""The pager, at a real terminal with a real less; and colours, where they belong."""
+"""The pager at a real terminal with a real less, and colours."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ class TestColours:
     ) -> None:
         assert ("\x1b[" in ortet(*words, "log", cwd=proj, env=env).out) is coloured
 
-    def test_a_patch_looks_like_gits(self, ortet: Ortet, proj: Path) -> None:
+    def test_a_patch_has_the_colours_of_git(self, ortet: Ortet, proj: Path) -> None:
         lines = ortet("diff", "HEAD~1", "HEAD", "-p", "--color=always", cwd=proj).out.splitlines()
         assert lines == [
             f"{BOLD}--- a/a.txt{PLAIN}",
@@ -248,7 +248,9 @@ class TestColours:
 
 
 @pytest.mark.criu
-def test_a_verb_that_the_host_agent_does(ortet: Ortet, proj: Path, commit: Commit) -> None:
+def test_output_of_the_host_agent_is_paged_at_the_terminal_of_the_caller(
+    ortet: Ortet, proj: Path, commit: Commit
+) -> None:
     """The machine is the agent's, so the agent compares; the pager is ours, at our terminal."""
     commit("first")
     ortet.env["ORTET_AGENT"] = "on"
@@ -275,7 +277,7 @@ def test_a_verb_that_the_host_agent_does(ortet: Ortet, proj: Path, commit: Commi
         ortet("agent", "stop", "--force", cwd=proj)
 
 
-def test_a_pager_costs_nothing_where_there_is_none(ortet: Ortet, proj: Path) -> None:
+def test_subprocess_is_not_imported_without_a_pager(ortet: Ortet, proj: Path) -> None:
     """A commit must not import what only a terminal needs."""
     code = "import sys, ortet.cli.main; print('subprocess' in sys.modules)"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""replay, whatif, diff-runs: a user's program against its record, and against what might be."""
+"""replay, whatif and diff-runs: the program of a user is run against its record."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TestReplay:
         out = ortet("replay", "s", cwd=agent.place).out
         assert "act       search('abc')\n" in out and "done: {'hits': ['abc', 3]}" in out
 
-    def test_each_try_is_shown_with_its_own_end(self, ortet: Ortet, agent: Agent) -> None:
+    def test_replay_shows_the_outcome_of_each_try(self, ortet: Ortet, agent: Agent) -> None:
         with open_hub(ortet.store) as hub, hub.session("t") as s:
             with pytest.raises(ZeroDivisionError):
                 s.act(lambda: 1 // 0, name="try", key="k")

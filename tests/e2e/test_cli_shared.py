@@ -1,5 +1,4 @@
-"""The command line in a workspace whose history is in PostgreSQL and S3: each verb as in a store of
-its own."""
+"""Every command in a workspace whose history is in PostgreSQL and S3."""
 
 from __future__ import annotations
 
@@ -167,7 +166,7 @@ def test_the_pointer_holds_the_address_and_no_password(
         assert not (other / ".ortet").exists()
 
 
-def test_a_pointer_that_came_with_an_archive_is_not_followed(
+def test_pointer_with_a_foreign_server_address_is_not_followed(
     ortet: Ortet, proj: Path, url: str, tmp_path: Path
 ) -> None:
     copied = tmp_path / "copied"

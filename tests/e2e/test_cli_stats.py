@@ -1,4 +1,4 @@
-"""stats: what a store holds, by where it lies, and what took long; through a real process."""
+"""stats: bytes by storage tier and slow calls, through a real process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all verbs share: options before and after, exit codes, errors, terminals, interrupts."""
+"""What all commands share: options, help, exit codes, errors, terminals, interrupts."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TestStart:
                 todo += [(f"{path} {name}", sub) for name, sub in below.items() if sub is not None]
         assert silent == []
 
-    def test_the_overview_has_every_verb(self, ortet: Ortet, tmp_path: Path) -> None:
+    def test_help_lists_every_command(self, ortet: Ortet, tmp_path: Path) -> None:
         out = ortet("--help", cwd=tmp_path).out
         assert ortet(cwd=tmp_path).out == out
         assert "start" in ortet("bisect", cwd=tmp_path).out
@@ -179,7 +179,9 @@ class TestErrors:
             ["log", "-n", "0"],
         ],
     )
-    def test_wrong_calls_end_with_2(self, ortet: Ortet, proj: Path, words: list[str]) -> None:
+    def test_usage_errors_end_with_exit_code_2(
+        self, ortet: Ortet, proj: Path, words: list[str]
+    ) -> None:
         done = ortet(*words, "--json", cwd=proj, code=2)
         assert done.error["kind"] == "bad_usage"
         assert "--help" in ortet(*words, cwd=proj, code=2).err
@@ -206,7 +208,7 @@ class TestErrors:
         assert done.code not in (0, 1)
         assert done.error["error"] != "bug"
 
-    def test_a_bug_is_short_and_says_how_to_see_more(
+    def test_a_bug_is_reported_in_one_line_with_a_debug_hint(
         self, ortet: Ortet, proj: Path, tmp_path: Path
     ) -> None:
         broken = tmp_path / "broken"

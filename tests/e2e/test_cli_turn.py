@@ -1,4 +1,4 @@
-"""turn and carry: any process serves the next message, or the client keeps the state."""
+"""turn and carry: any process takes the next message, or the client keeps the state."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_undo_and_redo_step_through_uncommitted_and_committed_changes(
     ortet("verify", cwd=proj)
 
 
-def test_a_dry_run_only_shows(ortet: Ortet, proj: Path, commit: Commit) -> None:
+def test_undo_dry_run_changes_nothing(ortet: Ortet, proj: Path, commit: Commit) -> None:
     first = commit("first")
     commit("second", **{"a.txt": "two\n"})
     commit("third", **{"a.txt": "three\n", "b.txt": "new\n"})

@@ -1,4 +1,4 @@
-"""watch, as a process of its own beside others that change the files."""
+"""watch, as a process beside others that change the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixed points of the public API: programs are already written against them. One test for each."""
+"""Fixed points of the public API, which programs rely on. One test for each."""
 
 from __future__ import annotations
 

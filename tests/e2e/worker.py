@@ -1,4 +1,4 @@
-"""Programs of users, run as processes of their own. Arguments: store, job, what the job needs."""
+"""Programs of users, run as processes. Arguments: store, job, and what the job needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What throws away or overwrites is told first, and done when that is agreed to."""
+"""Tools that overwrite or forget return a preview first, and act once it is confirmed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def asking(action: str, **content: Any) -> tuple[Any, list[str]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_second_call_names_what_the_first_one_showed(project: Project, way: str) -> None:
+def test_second_call_must_confirm_the_commit_that_the_first_one_showed(
+    project: Project, way: str
+) -> None:
     async def work() -> None:
         async with project.agent(way=way) as agent:
             one, _, three = await three_commits(project, agent)

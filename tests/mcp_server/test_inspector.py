@@ -1,4 +1,4 @@
-"""The MCP inspector, another client by other people, drives the server over both transports."""
+"""The MCP inspector, a client by other people, uses the server over both transports."""
 
 from __future__ import annotations
 

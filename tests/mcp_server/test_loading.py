@@ -1,4 +1,4 @@
-"""What is loaded when: the SDK by its server alone, the core at the first call."""
+"""Imports: only the server imports the SDK, and only the first call imports the core."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def loaded(project: Project, code: str) -> set[str]:
     return {name.partition(".")[0] for name in done.stdout.split()}
 
 
-def test_only_the_server_loads_the_sdk(project: Project) -> None:
+def test_only_the_server_imports_the_mcp_sdk(project: Project) -> None:
     theirs = {"mcp", "mcp_types", "pydantic", "starlette", "anyio", "uvicorn"}
     assert not theirs & loaded(project, "import ortet, ortet.cli.main")
     assert not theirs & loaded(

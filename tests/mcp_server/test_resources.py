@@ -1,4 +1,4 @@
-"""Resources and prompts: what is recorded, by address."""
+"""Resources and prompts: recorded content by address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every tool, over both transports and in both eras of the protocol."""
+"""Every tool, over both transports and both generations of the protocol."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def _deeds(project: Project, agent: Agent) -> None:
     assert (await agent.ok("artifact_data", name="dot.png"))["blob"] == "iVBORwD/"
 
 
-def test_settle_tells_what_became_of_an_effect(project: Project) -> None:
+def test_settle_records_the_outcome_of_an_effect(project: Project) -> None:
     project.ortet("init")
     script = (
         "import os, ortet\n"

@@ -1,4 +1,4 @@
-"""A server spoken to line by line, as no well-behaved client would."""
+"""A client that sends arbitrary lines to a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rooms on the store of a test."""
+"""Session pools on the store of a test."""
 
 from __future__ import annotations
 

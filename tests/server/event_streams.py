@@ -1,4 +1,4 @@
-"""A client of Server-Sent Events, as small as it can be: what it has got, and where to go on."""
+"""A minimal client of server-sent events: the received events, and the cursor to continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask for what: every route is asked by everybody."""
+"""Access rights: every route is called with every kind of token."""
 
 from __future__ import annotations
 
@@ -95,14 +95,14 @@ def test_every_operation_without_a_valid_token_is_401(scene: Scene, operation: O
 
 
 @every
-def test_a_reader_writes_nothing(scene: Scene, operation: Operation) -> None:
+def test_token_with_read_scope_cannot_write(scene: Scene, operation: Operation) -> None:
     if operation.needs != "read":
         reply = asked(scene, scene.reader, operation)
         assert (reply.status, reply.kind) == (403, "token_scope")
 
 
 @on_session
-def test_hidden_session_gets_the_same_answer_as_a_missing_one(
+def test_hidden_session_gets_the_same_error_as_a_missing_one(
     scene: Scene, operation: Operation
 ) -> None:
     missing = "0" * 32

@@ -1,5 +1,7 @@
-"""The server is asked for all that its own document allows, and for what that does not: it never
-fails, and answers as the document says. scripts/soak asks for more."""
+"""Random requests from the OpenAPI document, valid and invalid: each gets a documented answer.
+
+scripts/soak sends more of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document: valid, whole, without secrets, and free to read."""
+"""The OpenAPI document: valid, complete, without secrets, and readable without a token."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_openapi_document_is_valid(told: dict[str, Any]) -> None:
             found = found[step]
 
 
-def test_openapi_document_lists_every_operation_and_flow(told: dict[str, Any]) -> None:
+def test_openapi_document_lists_every_operation_and_streaming_route(told: dict[str, Any]) -> None:
     there = {(method, path): operation for path, method, operation in described(told)}
     for one in OPERATIONS:
         found = there[one.method, plain(one.path)]
@@ -102,7 +102,7 @@ def test_names_are_unique_and_in_order(told: dict[str, Any]) -> None:
         assert sorted(named) == sorted(given), path
 
 
-def test_errors_have_the_shape_that_they_have_everywhere(told: dict[str, Any]) -> None:
+def test_openapi_error_schema_matches_real_errors(told: dict[str, Any]) -> None:
     schema = told["components"]["schemas"]["Error"]
     assert schema["required"] == list(OrtetError("kind", "message").as_dict())
     for status in ERRORS:
@@ -132,7 +132,7 @@ def test_openapi_document_shows_parameter_limits_and_bodies(told: dict[str, Any]
     assert set(stream["responses"]["200"]["content"]) == {"text/event-stream"}
 
 
-def test_it_is_served_to_everybody_and_names_nobody(serve: Serve) -> None:
+def test_openapi_document_needs_no_token_and_names_no_tenant(serve: Serve) -> None:
     server = serve()
     token = server.token("zebedee", "--allow", "admin", "--tenant", "acme")
     client = server.client(token)
@@ -164,7 +164,7 @@ class _Page(HTMLParser):
         return {given for _, attrs in self.tags if (given := attrs.get(name))}
 
 
-def test_the_page_shows_every_operation_and_runs_nothing(
+def test_api_page_shows_every_operation_and_has_no_inline_scripts(
     client: Client, told: dict[str, Any]
 ) -> None:
     reply = client.ask("GET", "/docs")
@@ -191,7 +191,7 @@ def test_the_page_shows_every_operation_and_runs_nothing(
     assert "style" not in {name for _, attrs in page.tags for name in attrs}
 
 
-def test_examples_of_the_page_work_as_they_stand(client: Client, server: Server) -> None:
+def test_curl_examples_of_the_api_page_work(client: Client, server: Server) -> None:
     assert shutil.which("curl"), "curl is not installed: scripts/test-tools installs it"
     session = client.new("shown")
     text = html.unescape(client.ask("GET", "/docs").body.decode())

@@ -1,4 +1,4 @@
-"""Lists of sessions: in the order that is wanted, whole over all pages, whatever moves."""
+"""Lists of sessions: the requested order, and complete over pages while sessions change."""
 
 from __future__ import annotations
 

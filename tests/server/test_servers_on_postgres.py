@@ -1,5 +1,7 @@
-"""Servers of several hosts on one store in PostgreSQL, behind a plain TCP proxy: any of them takes
-any turn of a session, and one that is killed loses and doubles nothing that was answered."""
+"""Servers of several hosts on one store in PostgreSQL, behind a plain TCP proxy.
+
+Any server takes any turn of a session. A killed server loses and doubles no answered write.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from pathlib import Path
 import pytest
 from tests.fixtures.http_server import Client
 from tests.fixtures.waiting import WAIT, eventually
-from tests.server.farm import TENANT, Farm, said, servers, settled
+from tests.server.server_group import TENANT, Farm, said, servers, settled
 
 pytestmark = pytest.mark.postgres
 
@@ -54,7 +56,7 @@ def test_request_with_an_idempotency_key_is_done_once_by_any_server(farm: Farm) 
     assert said(one, path) == ["once"]
 
 
-def test_tokens_and_tenants_are_known_to_all(tmp_path: Path) -> None:
+def test_tokens_and_tenants_are_valid_at_every_server(tmp_path: Path) -> None:
     with servers(tmp_path) as farm:
         one, two = farm.start("one"), farm.start("two")
         ours, theirs = one.token("ours"), one.token("theirs", "--tenant", TENANT)
@@ -68,7 +70,7 @@ def test_tokens_and_tenants_are_known_to_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_what_was_answered_before_kill_9_is_there_once(farm: Farm) -> None:
+def test_answered_writes_of_several_servers_survive_kill_9_exactly_once(farm: Farm) -> None:
     """Half a minute of kills for each of ORTET_SOAK but the first, which is one kill."""
     hosts = ("one", "two") if SOAK == 1 else ("one", "two", "three")
     for host in hosts:

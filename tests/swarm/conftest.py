@@ -1,4 +1,4 @@
-"""A session in a directory, to be swarmed."""
+"""A session in a directory, for swarms."""
 
 from __future__ import annotations
 

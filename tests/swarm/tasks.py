@@ -1,4 +1,4 @@
-"""What attempts do in these tests; another process imports it by its name."""
+"""Tasks of attempts, which other processes import by name."""
 
 from __future__ import annotations
 

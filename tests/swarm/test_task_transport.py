@@ -1,4 +1,4 @@
-"""How a task gets into another process."""
+"""How a task is sent to another process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ortet.sessions.session import Session
 from ortet.swarm.task_transport import pack_task, unpack_task
 
 
-def test_what_can_be_imported_goes_by_name() -> None:
+def test_importable_functions_are_sent_by_name() -> None:
     for task in (tasks.number, tasks.Adder(5), functools.partial(tasks.number)):
         assert callable(unpack_task(pack_task(task, "task")))
     assert pack_task(tasks.number, "task").label == "tests.swarm.tasks:number"
@@ -32,7 +32,7 @@ def test_callable_object_keeps_its_arguments_in_the_worker(mind: Session) -> Non
     assert mind.swarm(tasks.Adder(10), n=2).winners[0].score == 11
 
 
-def test_a_closure_goes_by_value(mind: Session) -> None:
+def test_a_closure_is_sent_by_value(mind: Session) -> None:
     more = 20
     assert mind.swarm(lambda s, i: i + more, n=2).winners[0].score == 21
 
@@ -48,7 +48,7 @@ def test_without_cloudpickle_a_closure_is_refused(
     assert e.value.kind == "bad_task"
 
 
-def test_what_holds_a_handle_is_refused(mind: Session) -> None:
+def test_a_closure_over_a_lock_is_refused(mind: Session) -> None:
     lock = threading.Lock()
     with pytest.raises(Invalid, match="open there what it needs"):
         mind.swarm(lambda s, i: lock.locked(), n=2)

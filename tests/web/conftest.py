@@ -1,4 +1,4 @@
-"""A store that has something of everything, and a server on it."""
+"""A store with one of everything that pages show, and a server on it."""
 
 from __future__ import annotations
 

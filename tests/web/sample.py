@@ -1,4 +1,4 @@
-"""A store with something of everything that pages show, and hostile strings in all of it."""
+"""A store with one of everything that pages show, and hostile strings in all of it."""
 
 from __future__ import annotations
 

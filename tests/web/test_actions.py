@@ -1,4 +1,4 @@
-"""What pages do to sessions: told first, done if nothing has moved meanwhile, and undone."""
+"""Actions of pages: previewed, done only if the head has not moved, and undone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_fork_dialog_creates_forks_and_links_to_them(
     expect(page.get_by_role("heading", level=1)).to_contain_text("forked/1")
 
 
-def test_a_restore_is_told_first_and_can_be_undone(
+def test_restore_dialog_shows_a_preview_and_the_restore_can_be_undone(
     page: Page, client: Client, tmp_path: Path, look: Look
 ) -> None:
     path = client.new("to-restore", workspace=str(tmp_path))
@@ -73,7 +73,7 @@ def test_a_restore_is_told_first_and_can_be_undone(
     expect(page.locator(".event", has_text="a thought to be left").first).to_be_visible()
 
 
-def test_a_head_that_moved_is_told_and_nothing_is_done(
+def test_restore_after_the_head_moved_is_refused(
     page: Page, client: Client, troubles: list[str]
 ) -> None:
     path = client.new("raced")
@@ -145,7 +145,7 @@ def test_commit_page_can_fork_and_restore_the_commit(page: Page, client: Client)
     assert client.get(path)["head"]["oid"] == oids[0]
 
 
-def test_an_undo_names_the_whole_commit_that_it_takes_back(page: Page, client: Client) -> None:
+def test_undo_dialog_names_the_commit_that_it_undoes(page: Page, client: Client) -> None:
     path = client.new("to-undo")
     for word in ("first", "a message of more than twelve characters"):
         client.post(f"{path}/thoughts", {"text": word})

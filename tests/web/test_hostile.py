@@ -1,5 +1,4 @@
-"""HTML, scripts, template syntax, marks that turn text round and endless words in every string that
-a page shows: shown, never run."""
+"""Hostile text on every page: HTML, scripts, template syntax, bidirectional marks, long words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an unfinished command line stands, and what a shell is answered."""
+"""Completion of unfinished command lines: the position, and the candidates."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_verbs_and_unused_options_are_offered(table: VerbTable) -> None:
     assert "--env" in again and "--timeout" not in again
 
 
-def test_the_line_knows_its_directory_and_option_values(table: VerbTable) -> None:
+def test_partial_line_returns_its_directory_and_option_values(table: VerbTable) -> None:
     line = PartialCommandLine(table, ["-C", "a", "-C", "b", "log", "-qwproj/1", "--limit=3", ""])
     assert line.directory == "a/b"
     assert (line.option_value("--workspace"), line.option_value("-n")) == ("proj/1", "3")

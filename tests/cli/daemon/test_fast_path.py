@@ -30,7 +30,7 @@ from ortet.cli.daemon.fast_path import (
         ([], None),
     ],
 )
-def test_only_simple_command_lines_are_understood(
+def test_parse_words_accepts_only_simple_command_lines(
     words: list[str], meant: ParsedCommand | None
 ) -> None:
     assert parse_words(words) == meant
@@ -51,7 +51,7 @@ def test_the_store_is_that_of_the_nearest_pointer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "/store", "#proj", "/store#a%20b\n", "a\nb#c\n"])
-def test_an_unusual_pointer_is_left_to_the_full_command_line(tmp_path: Path, text: str) -> None:
+def test_an_unusual_pointer_is_not_handled_by_the_fast_path(tmp_path: Path, text: str) -> None:
     (tmp_path / ".ortet").write_text(text)
     assert read_nearest_pointer(str(tmp_path)) is None
 

@@ -1,4 +1,4 @@
-"""Typed bytes that leave an attached shell."""
+"""Typed bytes that detach from an attached shell."""
 
 from __future__ import annotations
 

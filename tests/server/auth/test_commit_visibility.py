@@ -1,4 +1,4 @@
-"""What a token for some agents can reach of others by names that were theirs."""
+"""Commits of hidden sessions stay hidden if a new session takes a name of theirs."""
 
 from __future__ import annotations
 

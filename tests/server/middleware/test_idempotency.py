@@ -1,4 +1,4 @@
-"""Requests with a key are done once."""
+"""Requests with an idempotency key are executed once."""
 
 from __future__ import annotations
 

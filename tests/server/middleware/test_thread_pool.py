@@ -1,4 +1,4 @@
-"""Threads of the server: in order, lent out where one is long at it, never lost."""
+"""The thread pool of a server: order, slots of long calls, cancellation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ran(main: Callable[[RequestThreadPool], Any], count: int = 2) -> Any:
     return asyncio.run(body())
 
 
-def test_results_and_errors_come_back() -> None:
+def test_results_and_errors_are_returned_to_the_caller() -> None:
     async def main(threads: RequestThreadPool) -> None:
         assert await asyncio.gather(*(threads.run(partial(pow, n, 2)) for n in range(50))) == [
             n * n for n in range(50)
@@ -80,7 +80,7 @@ def test_long_call_gives_its_thread_slot_to_others() -> None:
     ran(main)
 
 
-def test_a_caller_that_goes_away_stops_nothing() -> None:
+def test_cancelled_caller_does_not_stop_its_call() -> None:
     async def main(threads: RequestThreadPool) -> None:
         go, done = Event(), Event()
 
@@ -101,7 +101,7 @@ def test_a_caller_that_goes_away_stops_nothing() -> None:
     ran(main, count=1)
 
 
-def test_a_call_sees_the_context_of_its_caller() -> None:
+def test_a_call_runs_with_the_context_variables_of_its_caller() -> None:
     name = ContextVar("name", default="nobody")
 
     async def main(threads: RequestThreadPool) -> None:

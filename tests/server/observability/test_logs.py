@@ -1,4 +1,4 @@
-"""The server log: what a line has, and what happens if nobody reads."""
+"""The server log: the fields of a line, and a full queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deeds over HTTP: begun before the client does them, settled after; what waits for a human."""
+"""Effects over HTTP: begun before the client acts, settled afterwards; and approvals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The world around a session over HTTP, and the vault: references go out, values never do."""
+"""External state and the vault over HTTP: names of secrets are returned, values never."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_rate_windows_are_shared_by_sessions_of_an_agent(client: Client) -> None
     assert client.ask("POST", f"{path}/windows", wrong).kind == "bad_window"
 
 
-def test_secrets_are_named_and_never_told(client: Client, server: Server) -> None:
+def test_secret_names_are_listed_but_values_never_returned(client: Client, server: Server) -> None:
     kept = client.put("/secrets/ci/git", {"value": VALUE, "expires": "90d"})
     assert kept["expires"] > time.time_ns()
     assert "ci/git" in [one["name"] for one in client.get("/secrets")["items"]]
@@ -63,7 +63,7 @@ def test_secrets_are_named_and_never_told(client: Client, server: Server) -> Non
     assert client.ask("DELETE", "/secrets/ci/git").status == 404
 
 
-def test_what_would_keep_a_secret_is_refused_without_its_name(
+def test_request_that_would_store_a_secret_is_refused_without_its_name(
     client: Client, tmp_path: Path
 ) -> None:
     """Which there are is for admins: one who may write finds out by trying."""
@@ -80,7 +80,7 @@ def test_what_would_keep_a_secret_is_refused_without_its_name(
     client.delete("/secrets/prod/sword")
 
 
-def test_a_path_on_the_server_is_no_storage_state(client: Client) -> None:
+def test_browser_state_may_not_be_a_path_of_the_server(client: Client) -> None:
     path = client.new("paths")
     reply = client.ask("POST", f"{path}/browser", {"storage": "/etc/passwd"})
     assert (reply.status, reply.kind) == (422, "bad_request")
@@ -111,7 +111,7 @@ def test_tenant_token_cannot_read_the_host_environment(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("allow", ["read", "write"])
-def test_only_an_admin_has_the_vault(serve: Serve, allow: str) -> None:
+def test_only_admin_tokens_may_use_the_vault(serve: Serve, allow: str) -> None:
     server = serve()
     client = server.client(server.token("t", "--allow", allow))
     for method, path, body in (

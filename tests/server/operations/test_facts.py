@@ -19,7 +19,7 @@ def committed(client: Client, path: str) -> str:
     return oid
 
 
-def test_a_fact_is_learned_corrected_and_given_up(client: Client) -> None:
+def test_a_fact_is_learned_superseded_and_retracted(client: Client) -> None:
     path = client.new("facts")
     first = client.post(f"{path}/facts", {"text": "the port is 80", "about": "web"})
     second = client.post(
@@ -62,7 +62,7 @@ def test_contradicting_facts_are_listed(client: Client) -> None:
     assert (found["ours"]["text"][-2:], found["theirs"]["text"][-2:]) == ("80", "81")
 
 
-def test_recall_says_where_it_is_from_and_why(client: Client) -> None:
+def test_recall_returns_source_and_scores(client: Client) -> None:
     path = client.new("recalled")
     client.post(f"{path}/messages", {"role": "user", "content": "how do I feed the axolotl?"})
     client.post(f"{path}/facts", {"text": "an axolotl eats worms", "scope": "agent"})
@@ -146,7 +146,7 @@ def test_bad_memory_requests_return_status_and_kind(  # noqa: PLR0917 - as the t
     assert (reply.status, reply.kind) == (status, kind), reply
 
 
-def test_a_token_for_some_agents_recalls_what_is_theirs(serve: Serve) -> None:
+def test_token_limited_to_agents_recalls_only_their_memories(serve: Serve) -> None:
     server = serve()
     owner = server.client(server.token("owner", "--allow", "admin"))
     for agent in ("mine", "yours", "secret"):

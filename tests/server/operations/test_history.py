@@ -1,5 +1,4 @@
-"""History over HTTP: commits, what led to them, what differs between two; names and where they have
-been."""
+"""History over HTTP: commits and their reasons, differences of two commits, branches and tags."""
 
 from __future__ import annotations
 
@@ -268,7 +267,7 @@ def _committed(hub: Hub, agent: str) -> tuple[str, str]:
         return session.commit(f"by {agent}").oid, session.id
 
 
-def test_a_token_for_one_agent_knows_no_commit_of_another(apart: Apart) -> None:
+def test_token_for_one_agent_sees_no_commit_of_another(apart: Apart) -> None:
     client, mine, theirs = apart.limited, apart.mine, apart.theirs
     assert client.get(f"/commits/{mine}")["commit"]["message"] == "by mine"
     assert client.get("/commits", ref="of-mine")["items"][0]["refs"] == ["of-mine", "tag:my-tag"]

@@ -1,4 +1,4 @@
-"""Python interpreters over HTTP: they stay between requests, fork, and can be interrupted."""
+"""Python kernels over HTTP: they stay between requests, fork, and can be interrupted."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_kernel_forks_run_separately_and_one_is_kept(client: Client, engine: str
 
 
 @engines
-def test_what_runs_is_interrupted(client: Client, engine: str) -> None:
+def test_running_cell_is_interrupted(client: Client, engine: str) -> None:
     path = client.new(f"busy-{engine}", engine=engine)
     run(client, path, "before = 1")
     with ThreadPoolExecutor(1) as pool:
@@ -89,7 +89,7 @@ def test_what_runs_is_interrupted(client: Client, engine: str) -> None:
     assert run(client, path, "before")["value"] == 1
 
 
-def test_variables_that_are_kept_come_back(client: Client) -> None:
+def test_declared_kernel_variables_are_restored(client: Client) -> None:
     path = client.new("kept", engine="overlay")
     run(client, path, "table = {'a': [1, 2]}; n = 7", keep=["table"])
     declared = client.post(f"{path}/kernels/main/vars", {"names": ["n"]})["variables"]

@@ -1,4 +1,4 @@
-"""Commands, programs, ports and files of machines over HTTP, in real ones."""
+"""Commands, programs, ports and files of real machines over HTTP."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class TestRun:
         about = client.get(f"{path}/machine")
         assert (about["engine"], about["live"], about["files"]) == (engine, True, files)
 
-    def test_run_with_a_key_is_done_once(self, client: Client) -> None:
+    def test_run_with_an_idempotency_key_is_executed_once(self, client: Client) -> None:
         path = client.new("keyed", engine="overlay")
         ask = {"command": "echo x >> made; wc -l < made", "key": "one"}
         assert [client.post(f"{path}/run", ask)["stdout"] for _ in range(2)] == ["1\n", "1\n"]
 
-    def test_a_secret_is_given_and_not_told(self, serve: Serve) -> None:
+    def test_secret_of_a_command_is_redacted_in_its_output(self, serve: Serve) -> None:
         server = serve("--no-auth", API_KEY="sk-very-secret-0123456789abcdef")
         client = server.client()
         path = client.new("secretive", engine="overlay")
@@ -119,7 +119,9 @@ class TestRun:
 
 class TestPrograms:
     @engines
-    def test_a_service_from_its_start_to_its_end(self, client: Client, engine: str) -> None:
+    def test_a_service_is_started_listed_read_and_stopped(
+        self, client: Client, engine: str
+    ) -> None:
         path = client.new(f"service-{engine}", engine=engine)
         begun = client.post(
             f"{path}/jobs",
@@ -171,7 +173,7 @@ class TestPrograms:
         assert client.post(f"{job}/stop", {"grace": 0.2}) == {"code": 137}
 
     @live
-    def test_a_shell_keeps_its_state(self, client: Client) -> None:
+    def test_a_shell_keeps_its_state_between_requests(self, client: Client) -> None:
         path = client.new("shell", engine="criu")
         begun = client.post(f"{path}/shells", {"rows": 30, "cols": 100})
         assert begun["tty"] == [30, 100]
@@ -182,7 +184,7 @@ class TestPrograms:
         assert "33 111" in shown
         assert client.post(f"{path}/shells", {})["id"] == begun["id"]
 
-    def test_without_a_machine_here_there_are_no_programs(self, client: Client) -> None:
+    def test_session_without_a_running_machine_has_no_programs(self, client: Client) -> None:
         path = client.new("bare")
         for part in ("jobs", "processes", "jobs/x", "jobs/x/logs", "jobs/x/output"):
             reply = client.ask("GET", f"{path}/{part}")
@@ -190,7 +192,7 @@ class TestPrograms:
         about = client.get(f"{path}/machine")
         assert (about["live"], about["files"], about["ports"]) == (False, "", [])
 
-    def test_a_directory_in_place_keeps_none(self, client: Client, tmp_path: Path) -> None:
+    def test_session_in_place_cannot_start_programs(self, client: Client, tmp_path: Path) -> None:
         path = client.new("inplace", workspace=str(tmp_path), engine="folder")
         reply = client.ask("POST", f"{path}/jobs", {"name": "x", "command": "true"})
         assert (reply.status, reply.kind) == (501, "no_processes")
@@ -206,7 +208,7 @@ class TestPrograms:
 
 @live
 class TestPorts:
-    def test_connections_go_in_through_an_exposed_port(self, client: Client) -> None:
+    def test_exposed_port_forwards_connections_into_the_machine(self, client: Client) -> None:
         path = client.new("ports", engine="criu")
         code = (
             "import socket\n"
@@ -261,7 +263,7 @@ class TestFiles:
         assert kept.body == data
         assert not (tmp_path / "a").exists() or engine == "folder"
 
-    def test_nothing_leads_out_of_the_workspace(self, client: Client, tmp_path: Path) -> None:
+    def test_paths_cannot_leave_the_workspace(self, client: Client, tmp_path: Path) -> None:
         inside, outside = tmp_path / "inside", tmp_path / "outside"
         inside.mkdir()
         outside.mkdir()
@@ -304,7 +306,9 @@ class TestFiles:
         assert client.ask("PUT", base + "/dir", b"x").kind == "is_directory"
         assert not [one for one in inside.iterdir() if one.name.startswith(".ortet-")]
 
-    def test_an_upload_with_a_key_is_done_once(self, client: Client, tmp_path: Path) -> None:
+    def test_upload_with_an_idempotency_key_is_stored_once(
+        self, client: Client, tmp_path: Path
+    ) -> None:
         path = client.new("once", workspace=str(tmp_path), engine="folder")
         key = {"Idempotency-Key": "put-1"}
         for _ in range(2):

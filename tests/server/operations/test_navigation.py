@@ -1,4 +1,4 @@
-"""Commit, fork, restore, undo, merge over HTTP; held to the head that was seen, done once."""
+"""Commit, fork, restore, undo and merge over HTTP, with If-Match and idempotency keys."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_move_with_a_stale_if_match_is_412(client: Client) -> None:
     assert client.ask("POST", f"{path}/rewind", {}, headers={"If-Match": "*"}).status == 200
 
 
-def test_what_is_asked_twice_with_one_key_is_done_once(client: Client) -> None:
+def test_repeated_request_with_the_same_key_is_executed_once(client: Client) -> None:
     path = client.new("once")
 
     def ask(verb: str, body: dict[str, Any], key: str) -> Reply:
@@ -265,7 +265,9 @@ def test_merge_and_adopt_bring_in_a_fork(client: Client, work: Path) -> None:
     assert client.ask("POST", f"{path}/merge", {}).status == 422
 
 
-def test_a_conflict_of_files_changes_nothing(server: Server, work: Path, client: Client) -> None:
+def test_merge_with_a_file_conflict_changes_nothing(
+    server: Server, work: Path, client: Client
+) -> None:
     with ortet.open(server.store) as hub:
         session = hub.session("sides", workspace=work, engine="folder")
         session.commit("base")
@@ -356,7 +358,7 @@ def apart(serve: Any) -> Apart:
     return Apart(client, client.new("own", agent="mine"), session.id)
 
 
-def test_a_token_for_one_agent_takes_nothing_of_another(apart: Apart) -> None:
+def test_token_for_one_agent_cannot_merge_or_adopt_another(apart: Apart) -> None:
     client, path = apart.mine, apart.path
     committed(client, path, "mine")
     for other in (apart.theirs, "theirs", "theirs/theirs", "branch:theirs"):
@@ -372,9 +374,7 @@ def test_a_token_for_one_agent_takes_nothing_of_another(apart: Apart) -> None:
     assert client.post(f"{path}/merge", {"other": fork["id"]})["up_to_date"]
 
 
-def test_directories_of_the_host_are_written_by_those_who_may_run_there(
-    serve: Serve, tmp_path: Path
-) -> None:
+def test_moves_that_write_host_directories_need_the_run_right(serve: Serve, tmp_path: Path) -> None:
     """One rule for all that moves a session whose files are a directory of the server's host."""
     server, place = serve(), tmp_path / "inplace"
     place.mkdir()
@@ -424,7 +424,7 @@ def test_directories_of_the_host_are_written_by_those_who_may_run_there(
 
 
 @pytest.mark.criu
-def test_programs_are_moved_by_those_who_may_run_them(serve: Serve, tmp_path: Path) -> None:
+def test_moves_that_resume_programs_need_the_run_right(serve: Serve, tmp_path: Path) -> None:
     server, place = serve(), tmp_path / "live"
     place.mkdir()
     with ortet.open(server.store) as hub:

@@ -1,4 +1,4 @@
-"""Care of the store over HTTP: verified, swept, counted; audited, held, erased; told as lines."""
+"""Maintenance and governance of a store over HTTP: verify, sweep, audit, hold, erase, journal."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_verify_of_a_damaged_store_is_500_corrupt(serve: Serve) -> None:
     assert reply.data["error"] == "corrupt"
 
 
-def test_a_sweep_frees_what_nothing_refers_to(client: Client) -> None:
+def test_sweep_frees_unreferenced_objects(client: Client) -> None:
     path = client.new("swept")
     said(client, path, "one")
     told = client.post("/store/sweep", {"dry_run": True, "expire_days": 0})
@@ -75,7 +75,7 @@ def test_a_sweep_frees_what_nothing_refers_to(client: Client) -> None:
         assert client.ask("POST", "/store/sweep", body).status == 422, body
 
 
-def test_an_audit_tells_who_did_what(client: Client) -> None:
+def test_audit_lists_actors_and_actions(client: Client) -> None:
     path = client.new("audited")
     said(client, path, "one", "two")
     client.post(f"{path}/decisions", {"text": "go", "why": "it is time"})
@@ -127,7 +127,7 @@ def test_retention_policy_is_set_per_agent_and_applied_by_retain(client: Client)
     assert client.ask("PUT", "/retention/a%20b", {}).status == 422
 
 
-def test_what_is_erased_is_gone_with_a_receipt(server: Server, client: Client) -> None:
+def test_erase_removes_content_and_returns_a_receipt(server: Server, client: Client) -> None:
     path = client.new("erased")
     oid = said(client, path, "a secret word: xyzzy", "kept")
     (fork,) = client.post(f"{path}/forks", {})["forks"]
@@ -149,7 +149,7 @@ def test_what_is_erased_is_gone_with_a_receipt(server: Server, client: Client) -
         assert all(b"xyzzy" not in one.read_bytes() for one in stored)
 
 
-def test_what_a_user_said_is_erased_everywhere(server: Server, client: Client) -> None:
+def test_erase_of_a_user_covers_every_session(server: Server, client: Client) -> None:
     with ortet.open(server.store) as hub:
         for name in ("with-ann", "with-ann-too"):
             with hub.session(name) as session:

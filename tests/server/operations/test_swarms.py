@@ -1,4 +1,4 @@
-"""Swarms over HTTP: driven in the background, followed as they go, taken up by another server."""
+"""Swarms over HTTP: run in the background, streamed, and continued by another server."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def states(found: Any) -> list[str]:
     return [one["state"] for one in found["attempts"]]
 
 
-def test_the_best_of_eight_is_adopted_and_every_attempt_is_told(
+def test_the_best_of_eight_is_adopted_and_every_attempt_is_reported(
     server: Server, client: Client
 ) -> None:
     path = client.new("eight", engine="overlay")
@@ -175,7 +175,7 @@ def test_swarm_stops_when_an_attempt_reaches_the_score(client: Client) -> None:
     assert states(found) == ["done"] * 3 + ["stopped"] * 47
 
 
-def test_attempts_that_stay_are_adopted_merged_and_kept_by_hand(client: Client) -> None:
+def test_remaining_attempts_can_be_adopted_merged_and_kept(client: Client) -> None:
     path = client.new("by-hand", engine="overlay")
     client.post(f"{path}/run", {"command": "echo base > base"})
     task = "echo $ORTET_ATTEMPT > file-$ORTET_ATTEMPT; echo $ORTET_ATTEMPT"
@@ -278,7 +278,7 @@ def _finished_by(server: Server, swarm: str, gate: Gate, last: str) -> None:
     assert client.post(f"{path}/run", {"command": "cat tried"})["stdout"] == "7\n"
 
 
-def test_a_server_that_is_killed_loses_no_attempt_and_counts_none_twice(
+def test_swarm_of_a_killed_server_loses_no_attempt_and_counts_none_twice(
     serve: Serve, gate: Gate
 ) -> None:
     first = serve("--no-auth")
@@ -290,7 +290,7 @@ def test_a_server_that_is_killed_loses_no_attempt_and_counts_none_twice(
     _finished_by(serve("--no-auth"), swarm, gate, last)
 
 
-def test_a_server_that_stops_lets_go_of_a_swarm(serve: Serve, gate: Gate) -> None:
+def test_stopping_server_detaches_from_its_swarm(serve: Serve, gate: Gate) -> None:
     first, second = serve("--no-auth"), serve("--no-auth")
     swarm = _two_done(first, gate)
     driven = second.client().ask("POST", f"{swarm}/stop")

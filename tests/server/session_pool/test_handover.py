@@ -1,4 +1,4 @@
-"""Sessions that go from server to server: woken by signals both ways, and one after the other."""
+"""Sessions that alternate between servers: signals in both directions, and fair turns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fixtures.http_server import Client, Server
 from tests.fixtures.rooms import Make, begin, is_held, say
 from tests.fixtures.valkey import valkey_server
 from tests.fixtures.waiting import WAIT, eventually
-from tests.server.farm import Farm, said, servers, settled
+from tests.server.server_group import Farm, said, servers, settled
 
 from ortet.server.session_pool import handover
 from ortet.server.session_pool.pool import SessionPool
@@ -67,7 +67,7 @@ def test_session_alternates_between_two_servers_by_signals(farm: Farm) -> None:
     assert said(clients[0], path) == texts
 
 
-def test_two_who_write_without_a_break_both_go_on(farm: Farm) -> None:
+def test_two_servers_that_write_continuously_both_make_progress(farm: Farm) -> None:
     clients = started(farm)
     path = clients[0].new("s")
     done = Event()

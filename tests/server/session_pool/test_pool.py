@@ -1,4 +1,4 @@
-"""Rooms, with real hubs on one store and real threads."""
+"""SessionPool with real hubs on one store and real threads."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ class TestLeaving:
             pass
         assert is_held(rooms, id_)
 
-    def test_aside_releases_the_session_before_an_archive(self, make: Make) -> None:
+    def test_with_session_closed_releases_the_session_first(self, make: Make) -> None:
         one, two = make(linger=3600.0), make(linger=3600.0)
         id_ = begin(one)
         with one.with_session_closed(one.row(id_)) as hub:

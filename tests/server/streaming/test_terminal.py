@@ -1,4 +1,4 @@
-"""A terminal over a WebSocket: in a real machine, from several clients, with nothing left over."""
+"""A terminal over a WebSocket in a real machine, with several clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ live = pytest.mark.criu
 
 
 @live
-def test_what_is_typed_is_done_in_the_machine(server: Server, client: Client) -> None:
+def test_typed_input_runs_in_the_machine(server: Server, client: Client) -> None:
     path = client.new("typed")
     with terminal(server.url, path) as socket:
         type_(socket, "echo $((6*7))-done > made; cat made")
@@ -31,7 +31,7 @@ def test_what_is_typed_is_done_in_the_machine(server: Server, client: Client) ->
 
 
 @live
-def test_all_who_are_there_see_the_same_and_the_shell_outlives_them(
+def test_all_clients_see_the_same_output_and_the_shell_outlives_them(
     server: Server, client: Client
 ) -> None:
     path = client.new("shared")
@@ -48,7 +48,7 @@ def test_all_who_are_there_see_the_same_and_the_shell_outlives_them(
 
 
 @live
-def test_what_was_typed_before_leaving_is_done(server: Server, client: Client) -> None:
+def test_input_typed_before_disconnecting_is_executed(server: Server, client: Client) -> None:
     path = client.new("left")
     with terminal(server.url, path) as stays:
         type_(stays, "while sleep 0.001; do echo noise; done & PS1=")  # it shows what nobody takes
@@ -69,7 +69,7 @@ def test_what_was_typed_before_leaving_is_done(server: Server, client: Client) -
 
 
 @live
-def test_the_end_of_a_shell_is_told(server: Server, client: Client) -> None:
+def test_terminal_reports_the_exit_of_its_shell(server: Server, client: Client) -> None:
     path = client.new("ended")
     with terminal(server.url, path) as socket:
         type_(socket, "exit 7")
@@ -81,7 +81,7 @@ def test_the_end_of_a_shell_is_told(server: Server, client: Client) -> None:
 
 
 @live
-def test_its_output_is_a_stream_too(server: Server, client: Client) -> None:
+def test_terminal_output_is_also_an_event_stream(server: Server, client: Client) -> None:
     path = client.new("stream")
     with terminal(server.url, path) as socket:
         type_(socket, "echo $((20+3))-seen")
@@ -108,7 +108,7 @@ def test_its_output_is_a_stream_too(server: Server, client: Client) -> None:
 
 
 @live
-def test_a_frame_that_is_nothing_is_answered_and_the_terminal_goes_on(
+def test_malformed_frame_is_answered_and_the_terminal_continues(
     server: Server, client: Client
 ) -> None:
     path = client.new("frames")
@@ -129,7 +129,7 @@ def test_a_session_in_place_has_no_terminal(server: Server, client: Client, tmp_
     assert json.loads(caught.value.response.body)["kind"] == "no_processes"
 
 
-def test_nobody_gets_in_who_may_not_run(serve: Serve) -> None:
+def test_terminal_needs_the_run_right(serve: Serve) -> None:
     server = serve()
     owner, writer = server.token("owner", "--allow", "admin"), server.token("w", "--allow", "write")
     path = server.client(owner).new("guarded")
@@ -154,7 +154,7 @@ def test_a_page_of_another_site_gets_no_terminal(server: Server, client: Client)
 
 
 @live
-def test_a_server_that_stops_says_so(serve: Serve) -> None:
+def test_stopping_server_closes_the_terminal_with_a_reason(serve: Serve) -> None:
     server = serve("--no-auth")
     path = server.client().new("stopping")
     with terminal(server.url, path) as socket:

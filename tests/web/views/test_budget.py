@@ -1,4 +1,4 @@
-"""Plots: sums over time as points of lines, limits, bars."""
+"""Plots of the budget page: sums over time, limits, bars."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_plot_with_any_number_of_points_is_one_bounded_line(count: int) -> None:
     assert series.last == float(count)
 
 
-def test_nothing_spent_and_no_time_passed_is_a_plot_too() -> None:
+def test_plot_of_no_spend_and_no_time_is_drawn() -> None:
     plot = step_plot("t", [], start=5, end=5)
     assert not plot.series
     assert len(plot.ys) == 5
@@ -61,7 +61,7 @@ def test_bars_are_shares_of_the_longest_and_of_all() -> None:
     assert bars([]) == []
 
 
-def test_what_a_family_spent_is_told_by_model(tmp_path: Path) -> None:
+def test_spend_of_a_family_is_grouped_by_model(tmp_path: Path) -> None:
     with ortet.open(tmp_path / "store") as hub:
         with hub.session("other") as s:
             s.spend(usd=7, model="theirs")
@@ -85,7 +85,7 @@ def test_what_a_family_spent_is_told_by_model(tmp_path: Path) -> None:
         assert all(one.time > 1_700_000_000 * SECOND for one in every)
 
 
-def test_a_limit_far_above_is_said_and_not_drawn() -> None:
+def test_a_limit_far_above_the_spend_is_labelled_and_not_drawn() -> None:
     found = step_plot("usd", [("a", [(1, 0.2)])], start=0, end=2, limits=[("limit", 5.0, True)])
     assert (found.rules, found.above) == ([], ["limit 5"])
     assert float(found.ys[-1].text) < 1

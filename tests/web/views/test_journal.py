@@ -1,4 +1,4 @@
-"""The journal: events with their reasons, found, followed as they come, commented."""
+"""The journal page: filtered, followed as events are written, commented."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from tests.fixtures.http_server import Server
 from tests.web.sample import Sample
 
 
-def test_events_are_told_with_their_reasons(page: Page, sample: Sample, look: Look) -> None:
+def test_journal_page_shows_events_with_their_reasons(
+    page: Page, sample: Sample, look: Look
+) -> None:
     page.goto(f"/s/{sample.session}/journal")
     decided = page.locator(".event", has_text="patch the lexer").filter(has_text="because")
     expect(decided).to_contain_text("smallest change")
@@ -28,7 +30,7 @@ def test_events_are_told_with_their_reasons(page: Page, sample: Sample, look: Lo
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_kinds_and_words_choose_events(page: Page, sample: Sample) -> None:
+def test_journal_page_filters_by_kind_and_words(page: Page, sample: Sample) -> None:
     page.goto(f"/s/{sample.session}/journal")
     page.get_by_role("navigation", name="Kinds of events").get_by_role(
         "link", name="reasoning"
@@ -45,7 +47,7 @@ def test_kinds_and_words_choose_events(page: Page, sample: Sample) -> None:
     expect(page.get_by_role("heading", name="Nothing like that")).to_be_visible()
 
 
-def test_what_happens_is_seen_as_it_happens(page: Page, server: Server) -> None:
+def test_journal_page_shows_new_events_at_once(page: Page, server: Server) -> None:
     client = server.client()
     path = client.new("followed")
     page.goto("/s/followed/journal")
@@ -60,7 +62,7 @@ def test_what_happens_is_seen_as_it_happens(page: Page, server: Server) -> None:
     expect(page.get_by_role("button", name="Follow")).to_have_attribute("aria-pressed", "false")
 
 
-def test_only_events_that_were_asked_for_come_in(page: Page, server: Server) -> None:
+def test_journal_page_filters_new_events_too(page: Page, server: Server) -> None:
     client = server.client()
     path = client.new("chosen")
     page.goto("/s/chosen/journal?kind=said")
@@ -71,7 +73,7 @@ def test_only_events_that_were_asked_for_come_in(page: Page, server: Server) -> 
     expect(page.locator(".event", has_text="not this")).to_have_count(0)
 
 
-def test_a_restore_begins_another_journal(page: Page, server: Server) -> None:
+def test_journal_page_removes_events_that_a_restore_left(page: Page, server: Server) -> None:
     client = server.client()
     path = client.new("restored")
     client.post(f"{path}/thoughts", {"text": "before"})

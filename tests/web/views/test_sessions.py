@@ -1,5 +1,4 @@
-"""The first page: sessions found, filtered, followed as they change; what it says when there are
-none."""
+"""The first page: sessions searched, filtered, and updated as they change."""
 
 from __future__ import annotations
 
@@ -9,9 +8,7 @@ from tests.fixtures.http_server import Serve, Server
 from tests.web.sample import Sample
 
 
-def test_sessions_are_listed_with_what_they_are_about(
-    page: Page, sample: Sample, look: Look
-) -> None:
+def test_session_list_shows_goal_and_status(page: Page, sample: Sample, look: Look) -> None:
     page.goto("/")
     one = page.locator(f"[data-session='{sample.session}']")
     expect(one).to_contain_text("fix-lexer")
@@ -28,7 +25,7 @@ def test_sessions_are_listed_with_what_they_are_about(
     page.wait_for_url(f"**/s/{sample.session}")
 
 
-def test_words_of_names_goals_and_what_was_said_find_sessions(page: Page, sample: Sample) -> None:
+def test_session_search_covers_names_goals_and_messages(page: Page, sample: Sample) -> None:
     page.goto("/")
     search = page.get_by_role("searchbox", name="Search sessions")
     page.keyboard.press("/")
@@ -59,7 +56,7 @@ def test_filters_by_status_and_agent(page: Page, server: Server, sample: Sample)
     expect(page.locator(".session")).to_have_count(0)
 
 
-def test_what_changes_is_seen_without_asking(page: Page, server: Server) -> None:
+def test_session_list_updates_itself(page: Page, server: Server) -> None:
     client = server.client()
     page.goto("/?agent=watched")
     expect(page.get_by_role("heading", name="Nothing like that")).to_be_visible()
@@ -100,7 +97,7 @@ def test_many_sessions_come_in_pages(page: Page, server: Server, look: Look) -> 
     expect(order.get_by_role("link", name="Name")).to_have_attribute("aria-current", "true")
 
 
-def test_an_empty_store_teaches_the_next_command(
+def test_session_list_of_an_empty_store_shows_the_first_command(
     browser: Browser, serve: Serve, look: Look
 ) -> None:
     server = serve("--no-auth")
@@ -129,7 +126,7 @@ def test_an_empty_store_teaches_the_next_command(
     context.close()
 
 
-def test_a_token_for_some_agents_sees_only_theirs(browser: Browser, serve: Serve) -> None:
+def test_session_list_shows_only_agents_of_the_token(browser: Browser, serve: Serve) -> None:
     server = serve()
     owner = server.client(server.token("owner", "--allow", "admin"))
     owner.new("mine", agent="mine")

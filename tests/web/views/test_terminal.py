@@ -1,4 +1,4 @@
-"""The terminal page, typed into a real machine: with xterm.js and without."""
+"""The terminal page on a real machine, with xterm.js and without."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_plain_terminal_page_sends_lines_and_shows_output(
 
 
 @live
-def test_keys_go_into_a_machine_through_xterm(page: Page, server: Server, look: Look) -> None:
+def test_xterm_sends_keys_to_the_machine(page: Page, server: Server, look: Look) -> None:
     server.client().new("typed-full")
     page.goto("/s/typed-full/terminal")
     assert page.evaluate("typeof window.Terminal") == "function", "scripts/xterm puts it there"

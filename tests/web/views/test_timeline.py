@@ -1,4 +1,4 @@
-"""The timeline tree, in the browser: drawn in part, chosen by keys, searched, kept up to date."""
+"""The commit tree in the browser: drawn in part, used by keys, searched, kept up to date."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_keys_choose_and_open_a_commit(page: Page, sample: Sample, look: Look) -
     expect(panel).to_be_hidden()
 
 
-def test_two_are_marked_and_compared(page: Page, sample: Sample) -> None:
+def test_two_marked_commits_are_compared(page: Page, sample: Sample) -> None:
     page.goto(f"/s/{sample.session}")
     ready(page, 9)
     page.keyboard.press("End")
@@ -91,7 +91,7 @@ def test_two_are_marked_and_compared(page: Page, sample: Sample) -> None:
     page.wait_for_url(f"**/s/{sample.session}/compare/{sample.first}/{sample.head}")
 
 
-def test_two_are_chosen_by_keys_alone(page: Page, sample: Sample) -> None:
+def test_two_commits_can_be_compared_by_keys_alone(page: Page, sample: Sample) -> None:
     page.goto(f"/s/{sample.session}")
     ready(page, 9)
     bar = page.get_by_role("group", name="To compare")
@@ -105,7 +105,7 @@ def test_two_are_chosen_by_keys_alone(page: Page, sample: Sample) -> None:
     page.wait_for_url(f"**/compare/{sample.first}/{sample.head}")  # the older one first
 
 
-def test_two_are_chosen_by_touch(
+def test_two_commits_can_be_compared_by_touch(
     browser: Browser, server: Server, sample: Sample, look: Look
 ) -> None:
     context = browser.new_context(
@@ -178,7 +178,7 @@ def test_tree_search_finds_commits_by_message(page: Page, many: str, look: Look)
     expect(count).to_have_text(re.compile("commits"))
 
 
-def test_a_commit_of_another_process_shows_by_itself(page: Page, server: Server) -> None:
+def test_tree_updates_when_another_process_commits(page: Page, server: Server) -> None:
     with ortet.open(server.store) as hub, hub.session("lively") as session:
         session.say("user", "begin")
         session.commit("the first of them")
@@ -190,7 +190,7 @@ def test_a_commit_of_another_process_shows_by_itself(page: Page, server: Server)
         expect(row).to_be_visible(timeout=PATIENCE)
 
 
-def test_a_session_without_commits_teaches_the_first(
+def test_tree_of_a_session_without_commits_shows_a_command(
     page: Page, server: Server, look: Look
 ) -> None:
     with ortet.open(server.store) as hub, hub.session("empty") as session:
@@ -207,7 +207,9 @@ def test_a_session_without_commits_teaches_the_first(
         expect(title).to_be_hidden()
 
 
-def test_what_is_hostile_is_shown_and_not_run(page: Page, sample: Sample, look: Look) -> None:
+def test_tree_shows_hostile_text_without_executing_it(
+    page: Page, sample: Sample, look: Look
+) -> None:
     page.goto(f"/s/{sample.hostile}")
     ready(page, 2)
     expect(page.locator("#row-1")).to_contain_text(HOSTILE)
