@@ -247,7 +247,9 @@ def journal_page(
         page = list(islice(filter(wanted, view.events(after)), limit + 1))
         page, more = page[:limit], len(page) > limit
     numbered = [event.seq for event in page if not event.waiting]
-    last = numbered[-1] if more and numbered else max(view.internals.event_log.tip().seq, after or 0)
+    last = (
+        numbered[-1] if more and numbered else max(view.internals.event_log.tip().seq, after or 0)
+    )
     return JournalToolResult(view.id, [_event(event) for event in page], last, more)
 
 

@@ -263,7 +263,9 @@ def rewind(session: Session, ask: Back, caller: Caller) -> MoveOutcome:
     check_move_access(caller, session.internals.row, hub=hub_of(session))
     head = session.head
     target = (
-        session.internals.store.history.nth_parent(from_hex(head.oid), ask.n) if head is not None else None
+        session.internals.store.history.nth_parent(from_hex(head.oid), ask.n)
+        if head is not None
+        else None
     )
     left = count_forgotten_events(session, target) if target is not None else 0
     return restore_info(session, session.rewind(ask.n), forgotten_events=left)

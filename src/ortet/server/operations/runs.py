@@ -152,7 +152,9 @@ def from_checkpoint(pool: SessionPool, ask: FromCheckpoint, caller: Caller) -> S
     with pool.hub() as hub:  # sessions that are opened in the hub are paused at the end
         if caller.agents:
             _check_artifacts_visible(hub, checkpoint, caller)
-        session = hub.transfer.from_checkpoint(checkpoint, name=ask.name or "", agent=ask.agent or "")
+        session = hub.transfer.from_checkpoint(
+            checkpoint, name=ask.name or "", agent=ask.agent or ""
+        )
         return info_of(session)
 
 
