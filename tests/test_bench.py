@@ -3,6 +3,7 @@ the dialogues of the memory part are as they say, and its measures are right."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -229,3 +230,26 @@ def test_equal_texts_are_matched_one_after_the_other(module: Any) -> None:
     numbers.add(["a"])
     assert numbers.matched(["b", "a", "a", "a", "c"]) == [1, 0, 2]
     assert numbers.matched(["a"]) == [0]
+
+
+def mutation_subjects() -> list[tuple[str, list[str]]]:
+    """Return module and tests of each subject. Its program needs a package of its own."""
+    tree = ast.parse(BENCH.with_name("mutation.py").read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    subjects = [call.args for call in calls if ast.unparse(call.func) == "Subject"]
+    return [(ast.literal_eval(args[1]), ast.literal_eval(args[2]).split()) for args in subjects]
+
+
+def test_every_module_and_test_of_the_mutation_run_exists() -> None:
+    subjects = mutation_subjects()
+    tree = BENCH.parent.parent
+    assert subjects
+    for module, tests in subjects:
+        assert (tree / "src" / "ortet" / module).is_file(), module
+        assert [test for test in tests if not (tree / "tests" / test).is_file()] == [], module
+
+
+def test_the_table_of_the_mutation_run_names_each_module_once() -> None:
+    page = BENCH.parent.parent.joinpath("docs", "testing.md").read_text()
+    rows = re.findall(r"^\| \w+ \| `([\w/.]+\.py)`", page, re.MULTILINE)
+    assert sorted(rows) == sorted(module for module, _ in mutation_subjects())
