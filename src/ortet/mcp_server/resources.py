@@ -156,21 +156,21 @@ ADDRESSES = (
     ResourceAddress(
         "ortet://briefing",
         "briefing",
-        "What whoever goes on with this work has to know.",
+        "The briefing for whoever continues this work.",
         _MARKDOWN,
         _briefing,
     ),
     ResourceAddress(
         "ortet://journal",
         "journal",
-        "The newest events of the session; `last` is the cursor for what comes later.",
+        "The newest events of the session; `last` is the cursor for later events.",
         _JSON,
         _journal,
     ),
     ResourceAddress(
         "ortet://journal/{after}",
         "journal_after",
-        "Events behind a number, a hundred at a time.",
+        "Events after a number, at most a hundred.",
         _JSON,
         _journal,
     ),
@@ -190,7 +190,7 @@ ADDRESSES = (
     ResourceAddress(
         "ortet://artifacts/{+name}",
         "artifact",
-        "The last version of a thing that the session made; at most 1 MiB.",
+        "The last version of an artifact of the session; at most 1 MiB.",
         None,
         _artifact,
     ),

@@ -116,7 +116,7 @@ def _client_settings(url: str, token: str) -> list[str]:
     """Return the lines with the client settings. The token cannot be read again later."""
     settings = {"type": "http", "url": url, "headers": {"Authorization": f"Bearer {token}"}}
     return [
-        f"clients show this token, which is valid until it ends: {token}",
+        f"clients send this token, which is valid until the server ends: {token}",
         "(set ORTET_MCP_TOKEN for one that stays, or give --no-auth to ask for none)",
         f'claude mcp add --transport http ortet {url} --header "Authorization: Bearer {token}"',
         json.dumps({"mcpServers": {"ortet": settings}}),
@@ -221,6 +221,6 @@ class BearerTokenMiddleware:
 
 
 _NO_TOKEN = (
-    "show the token that the server told when it began, or has in ORTET_MCP_TOKEN: "
-    "Authorization: Bearer TOKEN"
+    "the request has no valid token: send the one that the server printed at its start, or the "
+    "value of ORTET_MCP_TOKEN, as Authorization: Bearer TOKEN"
 )

@@ -192,8 +192,9 @@ def note(
 
 
 class JournalToolResult(ToolResult, frozen=True):
-    """In order. `last` is the number to give as `after` for what comes later; `more` says whether
-    there is more already."""
+    """Events in order. `last`: the number to give as `after` for later events. `more`: there are
+    later events already.
+    """
 
     session: str
     events: list[EventItem]
@@ -226,7 +227,7 @@ def journal(
     ] = [],  # noqa: B006
 ) -> JournalToolResult:
     """List the events of the session: messages, thoughts, commands with their outcome, decisions
-    and facts. Events of kind lifecycle (opened, released) are listed only if `kinds` names them.
+    and facts. Events of kind lifecycle (opened, released) are listed only if `kind` names them.
     """
     with context.read_session() as view:
         return journal_page(view, after, limit, kind)
@@ -282,7 +283,7 @@ def _cut(value: Any) -> Any:
 
 
 class BriefToolResult(ToolResult, frozen=True):
-    """`data` is the same as records; `left_out` counts what did not fit."""
+    """`data`: the briefing as data. `left_out`: the number of entries that did not fit."""
 
     session: str
     markdown: str
@@ -313,7 +314,7 @@ class MessageItem(msgspec.Struct, frozen=True):
 
 
 class ContextToolResult(ToolResult, frozen=True):
-    """`left_out`: older messages did not fit."""
+    """The messages in order. `left_out`: older messages did not fit."""
 
     messages: list[MessageItem]
     tokens: int
@@ -328,7 +329,7 @@ class ContextToolResult(ToolResult, frozen=True):
                 f"{output.safe(text_of(one.content), keep=_KEPT_WHITESPACE)}"
                 for one in self.messages
             ),
-            "" if self.messages else "nothing was said yet",
+            "" if self.messages else "no message yet",
         )
 
 

@@ -97,9 +97,7 @@ class ArtifactsToolResult(ToolResult, frozen=True):
     artifacts: list[ArtifactItem]
 
     def __str__(self) -> str:
-        return join_lines(
-            *limit_lines(self.artifacts), "" if self.artifacts else "nothing was made yet"
-        )
+        return join_lines(*limit_lines(self.artifacts), "" if self.artifacts else "no artifact yet")
 
 
 @tool(READS)
@@ -117,7 +115,9 @@ def artifacts(
 
 
 class ArtifactDataToolResult(ToolResult, frozen=True):
-    """`data` is its text; for what is no UTF-8 it is null and `blob` has it in base64."""
+    """`data`: the content as text. If the content is not UTF-8, `data` is null, and `blob` is the
+    content in base64.
+    """
 
     artifact: ArtifactItem
     data: str | None
@@ -166,7 +166,7 @@ class EffectsToolResult(ToolResult, frozen=True):
     effects: list[Deed]
 
     def __str__(self) -> str:
-        return join_lines(*limit_lines(self.effects), "" if self.effects else "nothing was done")
+        return join_lines(*limit_lines(self.effects), "" if self.effects else "no effect yet")
 
 
 @tool(READS)

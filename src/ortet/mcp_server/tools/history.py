@@ -39,7 +39,7 @@ Ref = Annotated[
 
 
 class LogToolResult(ToolResult, frozen=True):
-    """Newest first; `more` says whether older ones were left out."""
+    """Commits, the newest first. `more`: older commits were left out."""
 
     commits: list[CommitItem]
     more: bool
@@ -48,7 +48,7 @@ class LogToolResult(ToolResult, frozen=True):
         return join_lines(
             *map(str, self.commits),
             "" if self.commits else "no commit yet",
-            "older ones: give the last id with ^ as ref" if self.more else "",
+            "more: give the last id with ^ as ref" if self.more else "",
         )
 
 
@@ -81,7 +81,9 @@ def names_of(context: McpContext) -> dict[str, list[str]]:
 
 
 class DiffToolResult(ToolResult, frozen=True):
-    """`new` is "" for the present files; `changed` counts all, `changes` lists the first 200."""
+    """`new`: "" for the present files. `changed`: the number of all changes. `changes`: the first
+    200 of them.
+    """
 
     old: str
     new: str

@@ -39,7 +39,7 @@ When = Annotated[
 
 
 class FactItem(msgspec.Struct, frozen=True):
-    """`ended` is when it was given up, 0 while it is believed; `why` says the reason for that."""
+    """A fact. `ended`: when it was retracted, or 0. `why`: the reason for that."""
 
     id: str
     text: str
@@ -103,7 +103,7 @@ def _superseded_id(session: Session, fact: str | None) -> str | None:
 
 
 class Hit(msgspec.Struct, frozen=True):
-    """`source` says where it was said or learned."""
+    """One message, episode or fact. `source`: the session and the event that it is from."""
 
     text: str
     score: float
@@ -124,9 +124,7 @@ class RecallToolResult(ToolResult, frozen=True):
     hits: list[Hit]
 
     def __str__(self) -> str:
-        return join_lines(
-            *limit_lines(self.hits), "" if self.hits else "nothing is remembered of it"
-        )
+        return join_lines(*limit_lines(self.hits), "" if self.hits else "no memory of it")
 
 
 @tool(READS)
@@ -195,7 +193,7 @@ def facts(
 
 
 class ForgetToolResult(ToolResult, frozen=True):
-    """Until `done`, it is still believed: `confirm` is what to give to have it forgotten."""
+    """`done`: the fact is retracted. If it is false, `confirm` is the value to call again with."""
 
     done: bool
     fact: FactItem

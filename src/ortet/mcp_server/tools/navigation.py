@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 Confirm = Annotated[
     str,
     Meta(
-        description="Leave it out at first: the answer says what would happen and which id to give "
-        "here to have it done. Show that to the user before."
+        description="Leave it out in the first call: the answer says what would happen, and which "
+        "id to give here to confirm it. Show the answer to the user before you confirm."
     ),
 ]
 Parts = Annotated[
@@ -54,10 +54,12 @@ Parts = Annotated[
 
 
 class RestoreToolResult(ToolResult, frozen=True):
-    """Where a restore leads. Until `done`, nothing was touched: `changes` are what it would do to
-    the present files, and `confirm` is what to give to have it done. What is not committed is
-    committed first. `deeds` are the effects since then, which stay done; `forgotten` counts the
-    events, such as messages, that the mind will not know of; `lost` cannot be brought back."""
+    """The result of a restore, or its preview if `done` is false. A preview changes nothing:
+    `changes` are the changes of the present files, and `confirm` is the value to call again with.
+    Uncommitted changes are committed first. `deeds`: effects since the commit, which stay done.
+    `forgotten`: the number of events that the session state no longer includes. `lost`: parts that
+    cannot be restored.
+    """
 
     done: bool
     to: CommitItem

@@ -41,8 +41,10 @@ Why = Annotated[str, Meta(description="The reason, in a sentence. The journal re
 
 
 class StatusToolResult(ToolResult, frozen=True):
-    """`session` is "" until the first tool that writes has begun it; `changed` counts all changes,
-    of which `changes` lists the first 200."""
+    """`session`: "" until a tool that writes has begun the session. `changed`: the number of all
+    changes. `changes`: the first 200 of them. `unsettled`: effects whose outcome is not known.
+    `waiting`: approvals that wait for an answer.
+    """
 
     name: str
     session: str
@@ -124,7 +126,7 @@ def status(context: McpContext) -> StatusToolResult:
 
 
 class CommitToolResult(ToolResult, frozen=True):
-    """`created` is false when nothing had changed and this is the head as it was."""
+    """`created`: false if nothing had changed; `commit` is then the present head."""
 
     commit: CommitItem
     created: bool
@@ -168,8 +170,9 @@ def commit(
 
 
 class RunToolResult(ToolResult, frozen=True):
-    """How a command ended. 124 with `timed_out` is a time-out, 128 + n a signal. `cut` is true when
-    the middle of a long output was left out."""
+    """The result of a command. `exit_code`: 124 after a time-out, 128 + n after signal n. `cut`:
+    the middle of a long output was left out.
+    """
 
     exit_code: int
     stdout: str
@@ -260,7 +263,7 @@ class _ProgressReporter:
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """One of them; `path` is where its files can be read, "" where they are seen from inside."""
+    """A copy. `path`: the directory of its files, or "" if they can be read only in its machine."""
 
     name: str
     session: str

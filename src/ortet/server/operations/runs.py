@@ -102,7 +102,7 @@ class ListExamples(Paged, frozen=True):
 
 
 class Examples(msgspec.Struct, frozen=True):
-    """Each example equals a line that `ortet export-jsonl` writes."""
+    """Each example equals a line that `ortet dataset` writes."""
 
     items: list[dict[str, Any]]
     next: str | None
