@@ -577,7 +577,7 @@ def _strip_converters(path: str) -> str:
 
 
 def _route_tag(route: StreamingRoute) -> str:
-    module = route.handler.__module__.rpartition(".")[2].removeprefix("stream_")
+    module = route.handler.__module__.rpartition(".")[2]
     return "files" if module == "commit_files" else module
 
 

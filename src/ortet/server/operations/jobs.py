@@ -19,7 +19,7 @@ from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import Number, OperationRequest
 from ortet.server.session_pool.machine_access import ask_job, ask_machine
 from ortet.server.session_pool.pool import SessionPool
-from ortet.server.streaming.stream_output import incomplete_utf8_length
+from ortet.server.streaming.output import incomplete_utf8_length
 from ortet.sessions.session import Session
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]

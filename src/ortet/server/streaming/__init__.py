@@ -2,10 +2,10 @@
 
 Start with `streams.Streams`, which all streams of a server share, and `sse.EventStream`, the
 response. A stream is a `sse.StreamSource` that returns pages of events after a cursor. The sources
-are in `journal`, `stream_output` and `swarm`. `terminal` is a WebSocket.
+are in `journal`, `output` and `swarm`. `terminal` is a WebSocket.
 
 - `wakeups`: one thread per store waits for signals and wakes the streams that they concern.
-- `output`: one thread per followed program reads its output for all its readers.
+- `output_fanout`: one thread per followed program reads its output for all its readers.
 
 Invariants:
 - Nothing is queued for a client. A stream reads the next page after the client took the last one.

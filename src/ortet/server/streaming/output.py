@@ -1,193 +1,115 @@
-"""Output of running programs for any number of readers, with one thread per followed program.
+"""The output of a program in a live machine as a stream, from any byte that the machine still has.
 
-A reader that falls behind reads from the machine's own buffer and is told how many bytes are lost.
+The id of an event is JOB:POSITION. The position is that of the next event.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from threading import Thread
-from typing import Any, NamedTuple, Protocol
+import re
+from base64 import b64encode
+from contextlib import ExitStack
+from typing import Literal
 
-from ortet.errors import OrtetError
-from ortet.machines.control.client import InitClient
-from ortet.machines.jobs import Job, Stream, StreamChunk
-from ortet.server.session_pool.pool import SessionPool
-from ortet.server.streaming.wakeups import StoreWakeups, WakeupListener
-from ortet.sessions.table import SessionRow
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
-BUFFER_BYTES = 256 << 10
-"""Size of the buffer of each program."""
-READ_BYTES = 64 << 10
-_READ_WAIT_SECONDS = 2.0
-"""Timeout of one read. A thread that is no longer needed ends after it."""
+from ortet.errors import Invalid
+from ortet.server.streaming.output_fanout import OutputFanout
+from ortet.server.streaming.sse import (
+    Follow,
+    StreamEvent,
+    StreamPage,
+    StreamSource,
+    make_event,
+    request_cursor,
+)
+from ortet.server.streaming.streams import Streams
 
-
-class ReaderThreads(Protocol):
-    """Runs blocking reads for streams."""
-
-    async def in_thread(self, function: Callable[[], Any]) -> Any:
-        """Run `function` in a thread and return its result."""
+_CURSOR = re.compile(r"(?:([0-9]{1,18}):)?([0-9]{1,18})(:over)?\Z")
 
 
-class FollowedProgram(NamedTuple):
-    """A program to follow and its connection.
+class FollowOutput(Follow, frozen=True):
+    """`encoding`: "text", where bytes that are not UTF-8 are replaced, or "base64"."""
 
-    `stream` is "stdout" for a terminal, else "output".
+    encoding: Literal["text", "base64"] = "text"
+
+
+class OutputCursor(msgspec.Struct, frozen=True):
+    """A position in the output of a job. `over`: the client knows that the job has ended."""
+
+    job: int
+    position: int = 0
+    over: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.job}:{self.position}" + (":over" if self.over else "")
+
+
+class OutputSource(StreamSource):
+    """The output of a program as a stream. `resources` is closed with the stream."""
+
+    def __init__(self, fanout: OutputFanout, encoding: str, resources: ExitStack) -> None:
+        self.topics = (fanout.topic,)
+        self._fanout = fanout
+        self._encoding = encoding
+        self._resources = resources
+
+    async def page(self, cursor: OutputCursor) -> StreamPage:
+        if cursor.over:
+            return StreamPage([], cursor, over="exited")
+        piece = await self._fanout.read(cursor.position)
+        events: list[StreamEvent] = []
+        data = piece.data
+        if self._encoding == "text" and not piece.eof:
+            data = data[: len(data) - incomplete_utf8_length(data)]
+        end = piece.cursor - (len(piece.data) - len(data))
+        begin = end - len(data)
+        if begin != cursor.position:
+            # Output was lost from the buffer, or the machine was restored to an earlier state.
+            gone = {"position": begin, "missed": max(0, begin - cursor.position)}
+            events.append(make_event(gone, id=f"{cursor.job}:{begin}", name="moved"))
+        if data:
+            shown = b64encode(data) if self._encoding == "base64" else data
+            about = {"position": begin, "data": shown.decode("utf-8", "replace")}
+            events.append(make_event(about, id=f"{cursor.job}:{end}"))
+        now = OutputCursor(cursor.job, end, over=piece.eof)
+        if piece.eof:
+            events.append(make_event({"code": piece.code}, id=str(now), name="exit"))
+        return StreamPage(events, now, more=bool(data), over="exited" if piece.eof else "")
+
+    def close(self) -> None:
+        self._resources.close()
+
+
+def incomplete_utf8_length(data: bytes) -> int:
+    """Return the number of bytes at the end that begin an incomplete character."""
+    for back in range(1, min(3, len(data)) + 1):
+        byte = data[-back]
+        if byte >= 0xC0:
+            size = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return back if back < size else 0
+        if byte < 0x80:
+            return 0
+    return 0
+
+
+async def output_stream(streams: Streams, request: Request, ask: FollowOutput) -> Response:
+    """Stream the output of a service or shell until it ends (`exit`). The stream starts at the
+    first byte that is kept, or after `after`. An event `moved` says that bytes are lost, and that
+    the stream continues at another position.
     """
-
-    client: InitClient
-    job: Job
-    stream: Stream
-
-
-class OutputFanout:
-    """Reads the output of one program for all its readers."""
-
-    def __init__(
-        self, threads: ReaderThreads, wakeups: StoreWakeups, program: FollowedProgram
-    ) -> None:
-        self.job = program.job
-        self.topic = f"output:{self.job.pid}:{self.job.id}:{id(self)}"
-        self.users = 0
-        self.error: OrtetError | None = None
-        self._client = program.client
-        self._stream = program.stream
-        self._threads = threads
-        self._wakeups = wakeups
-        self._loop = asyncio.get_running_loop()
-        self._buffer = bytearray()
-        self._buffer_end = 0
-        self._eof = self._has_read = False
-        self._code: int | None = None
-        self._stopped = False
-        self._thread = Thread(target=self._follow, name="ortet-tap", daemon=True)
-        self._thread.start()
-
-    @contextmanager
-    def listen(self) -> Iterator[WakeupListener]:
-        """Yield a listener that is woken by new output."""
-        with self._wakeups.listen(self.topic) as listener:
-            yield listener
-
-    async def read(self, cursor: int, max_bytes: int = READ_BYTES) -> StreamChunk:
-        """Return the output after a position, as far as it was read.
-
-        Raises:
-            OrtetError: The error that ended the reading thread.
-        """
-        if self.error is not None:
-            raise self.error
-        start = self._buffer_end - len(self._buffer)
-        if start <= cursor < self._buffer_end:
-            data = bytes(self._buffer[cursor - start : cursor - start + max_bytes])
-            end = cursor + len(data)
-            last = self._eof and end == self._buffer_end
-            return StreamChunk(data, end, 0, last, self._code if last else None)
-        if cursor < start or not self._has_read:
-            read = partial(self.job.read, cursor, stream=self._stream, most=max_bytes)
-            piece: StreamChunk = await self._threads.in_thread(read)
-            return piece
-        return StreamChunk(b"", self._buffer_end, 0, self._eof, self._code)
-
-    def stop(self) -> None:
-        """Stop the thread. It ends when its current read returns."""
-        self._stopped = True
-        self._client.close()
-
-    def _follow(self) -> None:
-        cursor = 0
-        while not self._stopped:
-            try:
-                piece = self.job.read(cursor, _READ_WAIT_SECONDS, stream=self._stream)
-                over = piece.eof or (piece.code is not None and not piece.data)
-                code = piece.code
-                if over and code is None:
-                    code = self.job.wait(_READ_WAIT_SECONDS)
-            except OrtetError as error:
-                self._call_in_loop(partial(self._on_error, error))
-                return
-            if piece.data or piece.missed or over:
-                self._call_in_loop(partial(self._on_output, piece, over, code))
-            cursor = piece.cursor
-            if over:
-                return
-
-    def _call_in_loop(self, function: partial[None]) -> None:
-        if not self._stopped and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function)
-
-    def _on_output(self, piece: StreamChunk, is_ended: bool, code: int | None) -> None:
-        self._has_read = True
-        if piece.cursor - len(piece.data) != self._buffer_end:
-            self._buffer.clear()  # bytes are missing, or the machine was restored
-        self._buffer += piece.data
-        self._buffer_end = piece.cursor
-        del self._buffer[: max(0, len(self._buffer) - BUFFER_BYTES)]
-        if is_ended:
-            self._eof, self._code = True, code
-        self._wakeups.wake({self.topic})
-
-    def _on_error(self, error: OrtetError) -> None:
-        self.error = error
-        self._wakeups.wake({self.topic})
-
-
-class OutputFanouts:
-    """The followed programs of a server. Used in the event loop."""
-
-    def __init__(self, threads: ReaderThreads) -> None:
-        self._threads = threads
-        self._fanouts: dict[tuple[str, int, int], OutputFanout] = {}
-
-    async def find(self, pool: SessionPool, row: SessionRow, name: str) -> FollowedProgram:
-        """Find a program by name in the running machine of a session, for `follow`."""
-        program: FollowedProgram = await self._threads.in_thread(partial(_find, pool, row, name))
-        return program
-
-    @contextmanager
-    def follow(
-        self, wakeups: StoreWakeups, session: str, program: FollowedProgram
-    ) -> Iterator[OutputFanout]:
-        """Follow a program while at least one reader does."""
-        key = session, program.client.pid, program.job.id
-        fanout = self._fanouts.get(key)
-        if fanout is None or fanout.error is not None:
-            fanout = self._fanouts[key] = OutputFanout(self._threads, wakeups, program)
-        else:
-            program.client.close()
-        fanout.users += 1
-        try:
-            yield fanout
-        finally:
-            fanout.users -= 1
-            if not fanout.users:
-                fanout.stop()
-                if self._fanouts.get(key) is fanout:
-                    del self._fanouts[key]
-
-
-def _find(pool: SessionPool, row: SessionRow, name: str) -> FollowedProgram:
-    try:
-        return _open_program(pool, row, name)
-    except OrtetError as error:
-        if error.kind not in ("machine_gone", "machine_silent"):
-            raise
-        return _open_program(pool, row, name, refresh=True)  # the machine was restored: reconnect
-
-
-def _open_program(
-    pool: SessionPool, row: SessionRow, name: str, *, refresh: bool = False
-) -> FollowedProgram:
-    control = pool.control_socket(row, refresh=refresh)
-    client = InitClient(control.pid, path=control.path, lock_path=control.lock)
-    try:
-        job = client.job(name)
-        at_terminal = any(one.id == job.id and one.tty is not None for one in client.jobs())
-    except BaseException:
-        client.close()
-        raise
-    return FollowedProgram(client, job, "stdout" if at_terminal else "output")
+    row = await streams.row(request, request.path_params["session"])
+    text = request_cursor(request, ask)
+    match = _CURSOR.match(text or "0")
+    if match is None:
+        raise Invalid("bad_cursor", f"{text[:100]!r} is no place in an output: give an event's id")
+    pool, wakeups = streams.session_pool(request), streams.wakeups(request)
+    program = await streams.output_fanouts.find(pool, row, request.path_params["name"])
+    resources = ExitStack()
+    fanout = resources.enter_context(streams.output_fanouts.follow(wakeups, row.id, program))
+    cursor = OutputCursor(fanout.job.id)
+    if match[1] in (None, str(fanout.job.id)):  # else another program of this name was started
+        cursor = OutputCursor(fanout.job.id, int(match[2]), over=bool(match[3]))
+    source = OutputSource(fanout, ask.encoding, resources)
+    return await streams.answer(request, source, cursor, ask.heartbeat)

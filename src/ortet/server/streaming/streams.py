@@ -18,7 +18,7 @@ from ortet.server.auth.tokens import Caller
 from ortet.server.context import AppContext
 from ortet.server.errors import Unauthorized
 from ortet.server.session_pool.pool import SessionPool
-from ortet.server.streaming.output import OutputFanouts
+from ortet.server.streaming.output_fanout import OutputFanouts
 from ortet.server.streaming.sse import EventStream, StreamPage, StreamSource
 from ortet.server.streaming.wakeups import StoreWakeups
 from ortet.sessions.table import SessionRow

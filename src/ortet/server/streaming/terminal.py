@@ -22,7 +22,7 @@ from ortet.machines.jobs import Job
 from ortet.server import wire
 from ortet.server.errors import error_body, error_response
 from ortet.server.session_pool.pool import SessionPool
-from ortet.server.streaming.output import FollowedProgram, OutputFanout
+from ortet.server.streaming.output_fanout import FollowedProgram, OutputFanout
 from ortet.server.streaming.sse import HEARTBEAT_SECONDS, SEND_TIMEOUT_SECONDS
 from ortet.server.streaming.streams import Streams
 from ortet.sessions.table import SessionRow

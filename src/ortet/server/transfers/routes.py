@@ -15,8 +15,8 @@ from ortet.journal.state.records import Artifact
 from ortet.server import wire
 from ortet.server.operations.registry import TokenScope
 from ortet.server.streaming.journal import FollowJournal, journal_stream
+from ortet.server.streaming.output import FollowOutput, output_stream
 from ortet.server.streaming.sse import MEDIA, Follow
-from ortet.server.streaming.stream_output import FollowOutput, output_stream
 from ortet.server.streaming.streams import Streams
 from ortet.server.streaming.swarm import swarm_stream
 from ortet.server.streaming.terminal import PATH as TERMINAL
