@@ -111,11 +111,11 @@ class FinishToolResult(ToolResult, frozen=True):
 
 
 @tool(SETS)
-def finish(desk: McpContext, why: Why = "") -> FinishToolResult:
+def finish(context: McpContext, why: Why = "") -> FinishToolResult:
     """Finish the session when its goal is reached, or given up. It can still be read. Afterwards
     the tools that write refuse until the user opens the session again.
     """
-    with desk.open_session() as session:
+    with context.open_session() as session:
         session.finish(why)
         return FinishToolResult(session.id, session.name, session.status)
 
