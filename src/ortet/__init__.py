@@ -17,6 +17,7 @@ from ortet.errors import (
     Corrupt,
     Diverged,
     Invalid,
+    NotDone,
     NotFound,
     OrtetError,
     RecordedFailure,
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from ortet.memory.working import WorkingMemory
     from ortet.objects.gc.sweep import SweepReport
     from ortet.objects.gc.verify import VerifyReport
-    from ortet.sessions.actions.actions import action
+    from ortet.sessions.actions.actions import action, by_arguments
     from ortet.sessions.actions.artifacts import Lineage, Orphans, StoredContent
     from ortet.sessions.actions.bill import Bill
     from ortet.sessions.actions.effects import Intent
@@ -137,6 +138,7 @@ __all__ = [
     "Message",
     "ModelCall",
     "ModelContext",
+    "NotDone",
     "NotFound",
     "Orphans",
     "OrtetError",
@@ -179,6 +181,7 @@ __all__ = [
     "WorkspaceStatus",
     "__version__",
     "action",
+    "by_arguments",
     "open",
     "upcast",
 ]
@@ -290,6 +293,7 @@ _LAZY = {
     "Workspace": "ortet.workspaces.workspace",
     "WorkspaceStatus": "ortet.workspaces.workspace",
     "action": "ortet.sessions.actions.actions",
+    "by_arguments": "ortet.sessions.actions.actions",
     "upcast": "ortet.journal.upcasts",
 }
 """The module of each name that is imported at first use: `import ortet` loads no database."""

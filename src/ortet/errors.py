@@ -90,6 +90,14 @@ class Unsettled(Conflict):
     name = "unsettled"
 
 
+class NotDone(Exception):
+    """Raised by the function of an action: nothing happened, so the action may run again.
+
+    Any other exception of a `once` action leaves it unsettled, because an error after the effect
+    looks like an error before it. NotDone reaches the caller of `act` as it was raised.
+    """
+
+
 class RecordedFailure(Conflict):
     """An action failed in the recorded run with an error that cannot be rebuilt from the record."""
 

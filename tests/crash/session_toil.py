@@ -200,7 +200,15 @@ class Agent:
         what = f"approved-{done}-{denied}"
         for _ in range(3):
             try:
-                s.act(self.deed, "once", what, name="approved", replay="once", approve="may I?")
+                s.act(
+                    self.deed,
+                    "once",
+                    what,
+                    name="approved",
+                    replay="once",
+                    key=ortet.by_arguments,
+                    approve="may I?",
+                )
             except Refused as error:
                 if error.kind != "approval_pending":
                     return

@@ -76,7 +76,7 @@ def test_undo_reverts_the_session_state_but_not_effects(ortet: Ortet, proj: Path
         s.say("user", "one")
         s.commit("one")
         s.say("user", "two")
-        s.act(lambda: "sent", name="send_mail", replay="once")
+        s.act(lambda: "sent", name="send_mail", key="m", replay="once")
         (proj / "a.txt").write_text("two\n")
         s.commit("two")
     shown = ortet("undo", "--dry-run", cwd=proj).out

@@ -106,7 +106,7 @@ def test_settle_records_the_outcome_of_an_effect(project: Project) -> None:
         "import os, ortet\n"
         "hub = ortet.open()\n"
         "s = hub.session('proj', workspace='.')\n"
-        "s.act(lambda: os._exit(9), name='pay', replay='once')\n"
+        "s.act(lambda: os._exit(9), name='pay', key='p', replay='once')\n"
     )
     project.write("../pay.py", script)
     words = [sys.executable, "../pay.py"]

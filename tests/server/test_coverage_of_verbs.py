@@ -41,6 +41,7 @@ READ = {
     "decisions": "decisions",
     "dropped": "dropped",
     "effects": "effects actions",
+    "unsettled": "effects",
     "environment": "show_environment environment compare_environment",
     "episodes": "list_episodes",
     "events": "list_events show_event journal_stream",

@@ -139,7 +139,7 @@ def test_leaving_pauses_also_after_an_error(tmp_path: Path) -> None:
 def test_actions_sync_and_async_run_once_and_replay_from_the_record(tmp_path: Path) -> None:
     done: list[Any] = []
 
-    @ortet.action(replay="once")
+    @ortet.action(replay="once", key=ortet.by_arguments)
     def pay(amount: int) -> int:
         done.append(amount)
         return amount

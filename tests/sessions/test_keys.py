@@ -17,7 +17,14 @@ def test_a_key_belongs_to_one_action(hub: Hub) -> None:
         with pytest.raises(Conflict, match="belongs to action 'len'") as caught:
             s.act(sorted, "cab", key="k")
         assert caught.value.kind == "key_taken"
-        assert s.act(len, "other arguments", key="k") == 3
+        with pytest.raises(Conflict, match="one key is one effect") as other:
+            s.act(len, "other arguments", key="k")
+        assert other.value.details == {
+            "key": "k",
+            "known": "len('abc')",
+            "given": "len('other arguments')",
+        }
+        assert s.act(len, "abc", key="k") == 3
         assert [effect.name for effect in s.effects()] == ["len"]
 
 

@@ -14,8 +14,9 @@ import pytest
 from tests.fixtures.workers import Start
 
 from ortet.config.environment import open_hub
-from ortet.errors import Conflict, Invalid, OrtetError
+from ortet.errors import Conflict, Invalid, NotDone, OrtetError
 from ortet.hub.hub import Hub, hub_of
+from ortet.sessions.actions.actions import CallOptions, describe
 from ortet.sessions.session import Session
 
 Verb = Callable[[Session, Any], Any]
@@ -132,24 +133,24 @@ class TestOneDeed:
         s = hub.session("a")
 
         def pay() -> str:
-            raise ValueError("no route")
+            raise NotDone("no route")
 
-        with pytest.raises(ValueError, match="no route"):
+        with pytest.raises(NotDone, match="no route"):
             s.act(pay, key="invoice-1", replay="once")
         first, second = s.fork(2, machine=False)
         done: list[str] = []
 
         def again() -> str:
             with pytest.raises(Conflict) as refused:  # both have seen that it failed
-                second.internals.pipeline.effects._begin(
-                    action, said, why="", before=before, version=version, approve=None
-                )
+                second.internals.pipeline.effects._begin(call, why="", before=before, approve=None)
             assert refused.value.kind == "in_flight"
             done.append("first")
             return "paid"
 
-        action, said = _described(again)
-        before, version = second.internals.pipeline.effects.find_previous(action)
+        effects = second.internals.pipeline.effects
+        options = CallOptions(name="pay", key="invoice-1", replay="once")
+        call = effects.prepare(describe(again, (), {}, options), (), {})
+        before = effects.find_previous(call)
         assert first.act(again, key="invoice-1", replay="once", name="pay") == "paid"
         assert second.act(again, key="invoice-1", replay="once", name="pay") == "paid"
         assert done == ["first"]
@@ -159,7 +160,13 @@ class TestOneDeed:
     ) -> None:
         s = hub.session("a")
         with pytest.raises(ZeroDivisionError):
-            s.act(lambda: 1 // 0, key="k", replay="once", name="mark")
+            s.act(
+                lambda: 1 // 0,
+                key="k",
+                replay="once",
+                name="mark",
+                safe_errors=(ZeroDivisionError,),
+            )
         names = [fork.name for fork in s.fork(3, machine=False)]
         hub.close()
         mark = tmp_path / "mark"
@@ -227,10 +234,3 @@ class TestOneDeed:
         assert pay(fork) == 1
         s.restore(before.oid)
         assert pay(s) == 2  # it is not in this one's past
-
-
-def _described(function: Callable[..., Any]) -> tuple[Any, dict[str, Any]]:
-    from ortet.sessions.actions.actions import arguments, describe
-
-    action = describe(function, (), {}, name="pay", key="invoice-1", replay="once")
-    return action, arguments((), {})

@@ -22,7 +22,7 @@ FACETS = {
     "export_messages messages note notes plan questions record records say say_all think",
     SessionMemory: "briefing context contradictions episodes fact fact_history facts forget learn "
     "lesson milestone recall refresh shared working",
-    SessionActions: "act approvals effects intend request_approval settle",
+    SessionActions: "act approvals effects intend request_approval settle unsettled",
     Accounting: "budget budget_left content limits model_call model_calls spend spent",
     ArtifactStore: "artifact artifact_data artifacts lineage orphans store_version",
     ExternalState: "browser collaborate collaborations token tokens window windows",
@@ -40,12 +40,12 @@ FLAT = (
 READER = (
     "accounting actions agent artifact_store artifacts briefing carry checkpoint context "
     "conversation effects environment events external facts goal handover head id internals log "
-    "memory messages name recall records status step steps"
+    "memory messages name recall records status step steps unsettled"
 )
 WRITER = (
     "act adopt advance answer archive artifact ask budget close commit compact decide diff drop "
-    "forget fork kernel land learn lesson machine merge milestone note path pause plan programs "
-    "record redo restore rewind run say say_all shell spawn spend swarm think undo whatif"
+    "finish forget fork kernel land learn lesson machine merge milestone note path pause plan "
+    "programs record redo restore rewind run say say_all shell spawn spend swarm think undo whatif"
 )
 
 

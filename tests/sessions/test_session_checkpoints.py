@@ -208,7 +208,7 @@ def test_checkpoint_carries_note_expiry_and_pending_approvals(hub: Hub, other: H
     """Failed before: a note lived for ever elsewhere, and nobody knew what was asked."""
 
     def pay(session: Session) -> Any:
-        return session.act(lambda: "paid", name="pay", replay="once", approve="it is much")
+        return session.act(lambda: "paid", name="pay", replay="once", key="p", approve="it is much")
 
     with hub.session("s") as s:
         s.note("short", 1, ttl=3600)

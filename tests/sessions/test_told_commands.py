@@ -13,7 +13,7 @@ import ortet
 from ortet._util.codec import encode
 from ortet.hub.hub import Hub
 from ortet.journal.events import Draft
-from ortet.sessions.actions.effects import effect_rows
+from ortet.sessions.recollect import known_effects
 from ortet.sessions.writing.bulk_import import import_events
 
 pytestmark = pytest.mark.files({})
@@ -52,7 +52,7 @@ def test_effects_and_briefing_show_the_command_that_was_run(hub: Hub, work: Path
             "`run: false`",
         ):
             assert line in text, text
-        assert [one.command for one in s.restore(first).deeds][:2] == told_commands(hub, s.id)[:2]
+        assert [one.name for one in s.restore(first).deeds] == ["len"]  # files went back
 
 
 def told_commands(hub: Hub, id_: str) -> list[str]:
@@ -105,9 +105,9 @@ def test_erasing_a_session_erases_its_commands(hub: Hub, work: Path) -> None:
 def test_effect_rows_of_earlier_releases_have_an_empty_command(hub: Hub, work: Path) -> None:
     with hub.session("s", workspace=work) as s:
         s.run("echo one")
-    (deed,) = effect_rows(hub.catalog, s.internals.row.family)
+    (deed,) = known_effects(hub.get(s.id).internals.context)
     old = msgspec.structs.replace(deed, effect=msgspec.structs.replace(deed.effect, command=""))
     assert b"command" not in encode(old)
-    hub.catalog.put_row(f"deed/{s.internals.row.family}", deed.effect.id, encode(old))
+    hub.catalog.put_row(f"deed/{deed.ledger}", deed.effect.id, encode(old))
     assert told_commands(hub, s.id) == [""]
     assert "`run`" in hub.get(s.id).briefing().markdown

@@ -207,7 +207,7 @@ class TestMind:
                 s.say("user", number)
                 (work / "a").write_text(number)
                 s.commit(number)
-            s.act(lambda: "sent", name="send_mail", replay="once")
+            s.act(lambda: "sent", name="send_mail", key="m", replay="once")
             found = s.undo()
             assert (said(s), (work / "a").read_text()) == (["one"], "one")
             assert [deed.name for deed in found.restored.deeds] == ["send_mail"]

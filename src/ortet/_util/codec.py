@@ -76,6 +76,37 @@ def decode(type_: type[T], data: bytes) -> T:
         ) from error
 
 
+_CHECKED = b"\xc1"  # a byte that msgpack never uses
+_CHECK_BYTES = 8
+
+
+def add_checksum(name: str, data: bytes) -> bytes:
+    """Return the value of the catalog row `name` with a checksum of the name and of `data`."""
+    return _CHECKED + _checksum(name, data) + data
+
+
+def strip_checksum(name: str, stored: bytes) -> bytes:
+    """Return the data of the catalog row `name`. Raise Corrupt if its checksum does not match.
+
+    A row of an earlier release has no checksum and is returned unchanged.
+    """
+    if not stored.startswith(_CHECKED):
+        return stored
+    data = stored[1 + _CHECK_BYTES :]
+    if stored[1 : 1 + _CHECK_BYTES] != _checksum(name, data):
+        raise Corrupt(
+            "bad_row",
+            f"catalog row {name!r} does not match its checksum: run `ortet verify` to see what is "
+            "damaged",
+            row=name,
+        )
+    return data
+
+
+def _checksum(name: str, data: bytes) -> bytes:
+    return _blake3.blake3(name.encode() + b"\0" + data).digest(length=_CHECK_BYTES)
+
+
 def to_json(value: Any) -> str:
     """Return JSON for display and for other programs. This form is never hashed."""
     return _json.encode(value).decode()

@@ -717,11 +717,13 @@ class Hub:
 
         return Transfer(self.store, lambda: self.internals.session_manager)
 
-    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
+    def verify(self, *, progress: Progress | None = None, repair: bool = False) -> VerifyReport:
         """Recompute every hash, follow every reference and check every event chain.
 
         Args:
             progress: Called with (done, total) during the work.
+            repair: First write the rows of effects again that are missing, damaged or behind the
+                journals.
 
         Returns:
             Counts of what was checked. The report has no problems.
@@ -729,7 +731,7 @@ class Hub:
         Raises:
             Corrupt: kind "verify_failed". `details["report"]` lists the problems.
         """
-        return self.maintenance.verify(progress=progress)
+        return self.maintenance.verify(progress=progress, repair=repair)
 
     def sweep(
         self,

@@ -27,11 +27,13 @@ class Maintenance:
         self._workspaces = workspaces
         self._sessions = sessions  # a function, because dropping files needs no session code
 
-    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
+    def verify(self, *, progress: Progress | None = None, repair: bool = False) -> VerifyReport:
         """Recompute every hash, follow every reference and check every event chain.
 
         Args:
             progress: Called with (done, total) during the work.
+            repair: First write the rows of effects again that are missing, damaged or behind the
+                journals.
 
         Returns:
             Counts of what was checked. The report has no problems.
@@ -42,7 +44,8 @@ class Maintenance:
         from ortet.hub.verify import verify_store
 
         optional(CALLABLE, progress=progress)
-        return verify_store(self._sessions(), progress)
+        require(FLAG, repair=repair)
+        return verify_store(self._sessions(), progress, repair=repair)
 
     def sweep(
         self,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -31,8 +31,16 @@ if TYPE_CHECKING:
     from ortet.sessions.manager import SessionManager
     from ortet.sessions.session import Session
 
-AdoptErasures = Callable[[BundleImport, str], list[RowChange]]
-"""Returns rows that record the erasures of the store that objects come from."""
+
+class ArrivalRows(NamedTuple):
+    """Rows that are written in the transaction that creates or moves the branches.
+
+    `erasures` records the erasures of the store that objects come from. `effects` records the
+    effects in the journals of commits, so that none of them is performed again here.
+    """
+
+    erasures: Callable[[BundleImport, str], list[RowChange]]
+    effects: Callable[[Iterable[Oid]], list[RowChange]]
 
 
 _MAX_NAME_ATTEMPTS = 100
@@ -66,7 +74,7 @@ def transfer_refs(
     target: StoreContext,
     names: Sequence[str],
     *,
-    adopt: AdoptErasures,
+    adopt: ArrivalRows,
     fast_forward_only: bool,
     progress: Progress | None,
 ) -> TransferReport:
@@ -98,7 +106,7 @@ def _transfer(
     target: StoreContext,
     chosen: tuple[dict[str, Oid], dict[str, Oid]],
     *,
-    adopt: AdoptErasures,
+    adopt: ArrivalRows,
     fast_forward_only: bool,
     progress: Progress | None,
 ) -> TransferReport:
@@ -114,11 +122,17 @@ def _transfer(
             heads=heads,
             progress=progress,
         )
-        rows: Sequence[RowChange] = ()
+        erased: Sequence[RowChange] = ()
         if carried.heirs:
             found = BundleImport({**tags, **branches}, carried.heirs)
-            rows = adopt(found, source.url)
-        placed, new = move_heads(source, target, chosen, rows, fast_forward_only=fast_forward_only)
+            erased = adopt.erasures(found, source.url)
+        placed, new = move_heads(
+            source,
+            target,
+            chosen,
+            lambda: [*erased, *adopt.effects(tips)],
+            fast_forward_only=fast_forward_only,
+        )
     return transfer_report(placed, tags, new, carried, target)
 
 
@@ -126,14 +140,14 @@ def move_heads(
     source: StoreContext,
     target: StoreContext,
     chosen: tuple[dict[str, Oid], dict[str, Oid]],
-    rows: Sequence[RowChange],
+    rows: Callable[[], Sequence[RowChange]],
     *,
     fast_forward_only: bool,
 ) -> tuple[dict[str, tuple[Oid | None, Oid]], dict[str, Oid]]:
     """Move the branches and create the tags in one catalog transaction.
 
     All objects must be stored already. The transaction is retried with other names if another
-    process takes a name.
+    process takes a name, and with other `rows` if another process changes one of them.
 
     Returns:
         For each branch, its old and new commit; and the tags that are new.
@@ -151,7 +165,7 @@ def move_heads(
             *(Move(f"tag:{name}", None, oid) for name, oid in new.items()),
         ]
         try:
-            target.catalog.move(moves, verb="pull", actor=target.author, rows=rows)
+            target.catalog.move(moves, verb="pull", actor=target.author, rows=rows())
         except Conflict as error:  # another process moved or created one of them concurrently
             if error.kind == "swept":
                 raise
@@ -288,7 +302,7 @@ def pull_bundle(
     path: Path,
     names: Sequence[str],
     *,
-    adopt: AdoptErasures,
+    adopt: ArrivalRows,
     progress: Progress | None,
 ) -> TransferReport:
     """Import branches of a bundle into `target`; all of them if `names` is empty.
@@ -304,7 +318,7 @@ def _import_branches(
     target: StoreContext,
     path: Path,
     names: Sequence[str],
-    adopt: AdoptErasures,
+    adopt: ArrivalRows,
     progress: Progress | None,
 ) -> TransferReport:
     refs = _read_bundle_refs(path)
@@ -317,12 +331,18 @@ def _import_branches(
             target.objects, path, references, limits=room, progress=progress
         )
         target.objects.flush()
-        rows = adopt(found, path.name)
+        erased = adopt.erasures(found, path.name)
         branches = {name: oid for name, oid in found.refs.items() if not names or name in names}
         known = [name for name in branches if target.refs.get(name, kind="tag") is not None]
         tags = {name: branches.pop(name) for name in known if target.refs.get(name) is None}
         # All objects that the refs need are stored now.
-        placed, new = move_heads(target, target, (branches, tags), rows, fast_forward_only=False)
+        placed, new = move_heads(
+            target,
+            target,
+            (branches, tags),
+            lambda: [*erased, *adopt.effects([*branches.values(), *tags.values()])],
+            fast_forward_only=False,
+        )
     return transfer_report(placed, tags, new, found, target)
 
 
@@ -392,14 +412,14 @@ def export_refs(
 
 
 def import_bundle(
-    store: StoreContext, path: Path, adopt: AdoptErasures, progress: Progress | None
+    store: StoreContext, path: Path, adopt: ArrivalRows, progress: Progress | None
 ) -> dict[str, str]:
     """Import a bundle and return the created branches; see `Transfer.import_`."""
     return run_with_sweep_retry(store, lambda: _import(store, path, adopt, progress))
 
 
 def _import(
-    store: StoreContext, path: Path, adopt: AdoptErasures, progress: Progress | None
+    store: StoreContext, path: Path, adopt: ArrivalRows, progress: Progress | None
 ) -> dict[str, str]:
     with store.writing():
         room = BundleLimits(room=shutil.disk_usage(store.root).free)
@@ -407,12 +427,13 @@ def _import(
             store.objects, path, references, limits=room, progress=progress
         )
         store.objects.flush()
-        heads, rows = found.refs, adopt(found, path.name)
+        heads, erased = found.refs, adopt.erasures(found, path.name)
         detail = os.fsencode(path.name).decode("utf-8", "replace")
         for _ in range(_MAX_NAME_ATTEMPTS):
             names = _free_branches(store, heads)
             missing = [name for name in names if store.catalog.head(f"branch:{name}") is None]
             moves = [Move(f"branch:{name}", None, names[name]) for name in missing]
+            rows = [*erased, *adopt.effects(heads.values())]
             try:
                 store.catalog.move(
                     moves, verb="import", actor=store.author, detail=detail, rows=rows
@@ -459,11 +480,16 @@ class Transfer:
         self.store = store
         self._sessions = sessions  # a function, because an export needs no session code
 
-    def _adopt(self, imported: BundleImport, name: str) -> list[RowChange]:
-        """Return rows that record the erasures of the store that objects come from."""
+    @property
+    def _adopt(self) -> ArrivalRows:
+        """Functions that return the rows for commits that arrive in this store."""
         from ortet.hub.governance.foreign_erasures import adopt_erasures
+        from ortet.sessions.actions.effect_recovery import arriving_rows
 
-        return adopt_erasures(self._sessions(), imported, name)
+        return ArrivalRows(
+            lambda imported, name: adopt_erasures(self._sessions(), imported, name),
+            lambda tips: arriving_rows(self._sessions().services, tips),
+        )
 
     def export(
         self,

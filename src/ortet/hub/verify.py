@@ -1,4 +1,4 @@
-"""Verification of a whole store: catalog rows, objects and event chains.
+"""Verification of a whole store: catalog rows, objects, event chains and the ledger of effects.
 
 A module of its own, because `sweep` must not load the audit code that verification needs.
 """
@@ -10,6 +10,7 @@ import msgspec
 from ortet.errors import Corrupt
 from ortet.history.references import references_after_erasure
 from ortet.history.refs import load_reflog_expiry
+from ortet.hub.effect_check import check_ledgers, repair_ledgers
 from ortet.hub.governance.audit import check_event_chains
 from ortet.hub.sweep import gc_roots
 from ortet.objects.gc.sweep import Progress
@@ -17,13 +18,22 @@ from ortet.objects.gc.verify import Problem, VerifyReport, verify
 from ortet.sessions.manager import SessionManager
 
 
-def verify_store(sessions: SessionManager, progress: Progress | None) -> VerifyReport:
-    """Verify the catalog rows, all objects and all event chains.
+def verify_store(
+    sessions: SessionManager, progress: Progress | None, *, repair: bool = False
+) -> VerifyReport:
+    """Verify the catalog rows, all objects, all event chains and the rows of effects.
+
+    Args:
+        sessions: the sessions of the store.
+        progress: called with (done, total) during the work.
+        repair: first write rows of effects again that the journals contradict.
 
     Raises:
         Corrupt: kind "verify_failed". `details["report"]` holds the report with all problems.
     """
     store = sessions.store
+    if repair:
+        repair_ledgers(sessions)
     # Check rows first: damaged rows cannot tell which objects should exist.
     rows = [Problem(oid="", where="catalog", what=what) for what in store.catalog.check()]
     whole = not rows
@@ -37,6 +47,8 @@ def verify_store(sessions: SessionManager, progress: Progress | None) -> VerifyR
         rows = [
             Problem(oid="", where=where, what=what) for where, what in check_event_chains(sessions)
         ]
+        if not rows:
+            rows = [Problem("", where, what) for where, what, _ in check_ledgers(sessions)]
     if problems := [*report.problems, *rows]:
         raise Corrupt(
             "verify_failed",

@@ -40,6 +40,7 @@ class WorkingMemory(msgspec.Struct, frozen=True, omit_defaults=True):
         questions: Open questions.
         effects: Open effects.
         messages: The newest messages, oldest first.
+        elsewhere: Effects that the family has done and this timeline does not know. They stay done.
     """
 
     timeline: str
@@ -52,6 +53,7 @@ class WorkingMemory(msgspec.Struct, frozen=True, omit_defaults=True):
     questions: list[dict[str, Any]] = []
     effects: list[dict[str, Any]] = []
     messages: list[dict[str, Any]] = []
+    elsewhere: list[dict[str, Any]] = []
 
     @property
     def current(self) -> str:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ortet.memory.embedders.base import Embedder
     from ortet.memory.extraction.summaries import Summariser
     from ortet.memory.library import Library
+    from ortet.sessions.actions.ledger import LedgerIndex
     from ortet.sessions.results import ArchiveRecord
     from ortet.store.context import StoreContext
     from ortet.workspaces.manager import WorkspaceManager
@@ -70,6 +71,8 @@ class SessionServices:
         self.fork_point_cache: ForkPointCache | None = None
         self.timelines: dict[bytes, str] = {}
         self.foreign_spans: dict[tuple[bytes, int], list[TimelineSpan]] = {}
+        self.origins: dict[str, str] = {}
+        self.ledger_indexes: dict[str, LedgerIndex] = {}
         self.scopes = SharedScopes(self)
         self._epoch = store.objects.epoch
 

@@ -17,6 +17,7 @@ from ortet.journal.events import Draft, Tip, check_plain
 from ortet.journal.state.records import Message
 from ortet.sessions.actions.budget import initial_budget_rows
 from ortet.sessions.actions.budget_math import budget_event_data, parse_limits
+from ortet.sessions.actions.ledger import ledger_of
 from ortet.sessions.context import SessionContext, SessionHub, SessionServices
 from ortet.sessions.history.commit import BranchWriter
 from ortet.sessions.history.load import LoadedSession
@@ -377,6 +378,7 @@ class SessionManager:
             parent=options.parent or initial.parent,
             profile=profile.name,
             scopes=list(options.scopes or ()),
+            ledgers=[*initial.ledgers, ledger_of(timeline)],
         )
         row = apply_limits(self.workspaces.table, row, location)
         drafts = [Draft("lifecycle", {"from": OPEN, "to": ACTIVE, "why": ""}, self.store.author)]

@@ -336,3 +336,11 @@ class SessionReader:
     def effects(self) -> list[Effect]:
         """Return all effects of this session and its family. A restore removes none of them."""
         return self.actions.effects()
+
+    def unsettled(self) -> list[Effect]:
+        """Return the effects whose outcome nobody knows, oldest first.
+
+        Their process died, or they are `once` actions that raised an exception. Find out whether
+        each happened, then call `s.actions.settle(effect.id, outcome)`, or with `failed=True`.
+        """
+        return self.actions.unsettled()

@@ -27,13 +27,11 @@ from ortet.journal.conversation.tool_calls import (
     without_obsolete_results_newest_first,
 )
 from ortet.journal.state.records import Effect, Message, Question, message_of
-from ortet.sessions.actions.effects import effect_rows
+from ortet.sessions.actions.ledger import OPEN_STATES, EffectRow, effect_rows, ledgers_of
 
 if TYPE_CHECKING:
     from ortet.journal.state.state import SessionState
     from ortet.sessions.context import SessionContext
-
-_UNSETTLED_STATES = ("begun", "unsettled")
 
 
 def last_compaction(view: SessionContext) -> Compaction | None:
@@ -79,21 +77,46 @@ def system_messages(view: SessionContext) -> list[Message]:
     return found
 
 
+def known_effects(view: SessionContext) -> list[EffectRow]:
+    """Return all effects of the family of a session, in the order they began."""
+    catalog = view.store.catalog
+    return effect_rows(catalog, ledgers_of(catalog, view.row))
+
+
 def unsettled_of(view: SessionContext) -> list[Effect]:
     """Return the effects whose outcome is not known, including those that a restore left behind.
 
-    Pure actions are not included: they have no effect but their result.
+    Pure actions are not included: they have no effect but their result. Neither are effects in the
+    workspace that a restore has undone.
     """
-    known_rows = effect_rows(view.store.catalog, view.row.family)
     here = {effect.id for effect in view.state.effects}
-    mine = (
-        effect_row.effect
-        for effect_row in known_rows
-        if effect_row.session == view.id or effect_row.effect.id in here
-    )
     return [
-        effect for effect in mine if effect.state in _UNSETTLED_STATES and effect.replay != "pure"
+        one.effect
+        for one in known_effects(view)
+        if one.effect.state in OPEN_STATES
+        and one.effect.replay != "pure"
+        and (one.effect.id in here or (_is_outside(one) and one.session in (view.id, "")))
     ]
+
+
+def unseen_effects(view: SessionContext) -> list[Effect]:
+    """Return what the family did outside and this timeline does not know, oldest first.
+
+    A restore, or a fork, leaves such effects behind. They stay done.
+    """
+    here = {effect.id for effect in view.state.effects}
+    return [
+        one.effect
+        for one in known_effects(view)
+        if one.effect.state == "done"
+        and one.effect.replay != "pure"
+        and one.effect.id not in here
+        and _is_outside(one)
+    ]
+
+
+def _is_outside(row: EffectRow) -> bool:
+    return row.effect.where != "workspace"
 
 
 def context_of(view: SessionContext, tokens: int, count: TokenCounter) -> ModelContext:

@@ -33,6 +33,7 @@ class JournalServices(Protocol):
     - `fork_point_cache`: the last fork point, because a swarm starts many sessions at one commit.
     - `timelines`: the timeline of each segment, which never changes.
     - `foreign_spans`: timeline spans of other hosts, by segment and last event.
+    - `origins`: the origin of each timeline, see `origin_of`.
     """
 
     store: StoreContext
@@ -41,5 +42,6 @@ class JournalServices(Protocol):
     fork_point_cache: ForkPointCache | None
     timelines: dict[bytes, str]
     foreign_spans: dict[tuple[bytes, int], list[TimelineSpan]]
+    origins: dict[str, str]
 
     def new_id(self) -> str: ...

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from ortet.journal.conversation.compaction import Compaction, Summarise
     from ortet.machines.jobs import Job
     from ortet.objects.placement import Durability
-    from ortet.sessions.actions.actions import KeyScope, Replay
+    from ortet.sessions.actions.actions import ByArguments, KeyScope, Replay, Where
     from ortet.sessions.context import SessionServices
     from ortet.sessions.history.merge import MergeInput, SessionMergeResult
     from ortet.sessions.machine.kernels import SessionKernel
@@ -589,10 +589,12 @@ class Session(SessionReader):
         *args: Any,
         why: str = "",
         replay: Replay | None = None,
-        key: str | None = None,
+        key: str | ByArguments | None = None,
         scope: KeyScope | None = None,
         name: str | None = None,
         approve: str | None = None,
+        where: Where | None = None,
+        safe_errors: tuple[type[BaseException], ...] = (),
         **kwargs: Any,
     ) -> T:
         """Call a function and record it as an action.
@@ -603,10 +605,15 @@ class Session(SessionReader):
             function: the function to call with `args` and `kwargs`.
             why: the reason, recorded with the action.
             replay: how the action may be repeated: "pure", "recorded", "idempotent" or "once".
-            key: an idempotency key. An action with a key runs once in its scope.
+            key: an idempotency key. An action with a key runs once in its scope. "once" and
+                "idempotent" need one. `ortet.by_arguments` makes it of the name and the arguments.
             scope: "family" for the session and all its forks, or "timeline".
             name: the recorded name; by default that of the function.
             approve: the reason to show to a human. The call then needs `hub.approve` first.
+            where: "outside" (the default), or "workspace" for an action that only changes files of
+                the workspace. A restore undoes those and frees their keys.
+            safe_errors: classes of exceptions that say, like `ortet.NotDone`, that nothing
+                happened. Any other exception leaves a "once" action unsettled.
 
         Returns:
             The result of the function, or the recorded result if the key was used before.
@@ -614,19 +621,24 @@ class Session(SessionReader):
         Raises:
             Refused: "approval_pending" while nobody has answered, in this process or the next one;
                 "approval_denied"; "budget_spent".
-            Unsettled: an earlier call with this key has no known outcome.
-            Conflict: another session is running the action with this key.
+            Unsettled: an earlier call with this key, or with the same name and arguments, has no
+                known outcome. `s.actions.settle` records what happened.
+            Conflict: another session is running the action with this key, or the key was used with
+                other arguments.
+            Invalid: "no_key" if the action needs a key and has none.
         """
-        result: T = self._pipeline.act(
+        result: T = self.actions.act(
             function,
-            args,
-            kwargs,
+            *args,
             why=why,
             replay=replay,
             key=key,
             scope=scope,
             name=name,
             approve=approve,
+            where=where,
+            safe_errors=safe_errors,
+            **kwargs,
         )
         return result
 
@@ -715,8 +727,9 @@ class Session(SessionReader):
         secrets: Mapping[str, str] | Sequence[str] | None = None,
         why: str = "",
         replay: Replay | None = None,
-        key: str | None = None,
+        key: str | ByArguments | None = None,
         scope: KeyScope | None = None,
+        where: Where | None = None,
     ) -> Result:
         """Run a command in the machine and record it as an action.
 
@@ -729,6 +742,8 @@ class Session(SessionReader):
             replay: how the command may be repeated: "pure", "recorded", "idempotent" or "once".
             key: an idempotency key. A command with a key runs once in its scope.
             scope: "family" for the session and all its forks, or "timeline".
+            where: "workspace", where a restore undoes the effect and frees the key, or "outside".
+                The default is "outside" with scope="family" or replay="once", else "workspace".
             env: variables to set; None unsets one.
             cwd: the working directory below the workspace.
             timeout: the limit in seconds.
@@ -755,6 +770,7 @@ class Session(SessionReader):
             replay=replay,
             key=key,
             scope=scope,
+            where=where,
         )
 
     def spawn(

@@ -50,7 +50,7 @@ class InitialContent(msgspec.Struct, frozen=True):
     """The initial content of a session.
 
     `rows` are written in the same transaction. `family` is the family that it joins, and `spent`
-    are amounts that it has spent in another store.
+    are amounts that it has spent in another store. `ledgers` hold effects that it knows of.
     """
 
     drafts: Sequence[Draft] = ()
@@ -58,6 +58,7 @@ class InitialContent(msgspec.Struct, frozen=True):
     family: str = ""
     parent: str = ""
     spent: dict[str, float] = {}
+    ledgers: Sequence[str] = ()
 
 
 NO_INITIAL_CONTENT = InitialContent()

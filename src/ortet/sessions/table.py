@@ -124,6 +124,7 @@ class SessionRow(msgspec.Struct, frozen=True):
         beliefs: Shared facts that it sees: those of this Memory object, b"" none, None the newest.
         scopes: Shared scopes that it was opened with.
         host: Host of `path`.
+        ledgers: Ledgers of its effects, see actions/ledger. Earlier releases wrote none.
         version: Version of the row. It is not stored.
     """
 
@@ -146,6 +147,7 @@ class SessionRow(msgspec.Struct, frozen=True):
     beliefs: bytes | None = None
     scopes: list[str] = []
     host: str = ""
+    ledgers: list[str] = []
     version: int = 0
 
     @property

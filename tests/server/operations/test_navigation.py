@@ -208,7 +208,7 @@ def test_restore_lists_effects_that_stay_done(server: Server, client: Client) ->
     with ortet.open(server.store) as hub, hub.session("deeds") as session:
         session.say("user", "before")
         first = session.commit("before").oid
-        session.act(len, "abc", why="to see", replay="once")
+        session.act(len, "abc", why="to see", key="k", replay="once")
         session.say("user", "after")
         session.commit("after")
         path = f"/sessions/{session.id}"

@@ -12,6 +12,7 @@ from ortet._util.codec import encode
 from ortet.errors import Invalid
 from ortet.sessions.actions.actions import (
     Action,
+    CallOptions,
     arguments,
     check_action,
     describe,
@@ -34,7 +35,7 @@ def mail(to: str, copy: str = "bob") -> None: ...
 
 
 def described(function: Any, *args: Any, **options: Any) -> Action:
-    return describe(function, args, {}, **options)
+    return describe(function, args, {}, CallOptions(**options))
 
 
 class TestMark:
@@ -43,13 +44,14 @@ class TestMark:
             return 5
 
         assert ortet.action(pay) is pay
-        assert described(pay) == Action("pay", "recorded", "", "family")
-        assert ortet.action(replay="once")(pay)() == 5
-        assert described(pay) == Action("pay", "once")
+        assert described(pay) == Action("pay", "recorded", "", "family", "outside")
+        assert ortet.action(replay="once", key="k")(pay)() == 5
+        assert described(pay) == Action("pay", "once", "k", "family", "outside")
 
     def test_name_given_to_the_mark_is_used(self) -> None:
         marked = ortet.action("send", replay="idempotent", key="k", scope="timeline")(mail)
-        assert described(marked, "ann") == Action("send", "idempotent", "k", "timeline")
+        expected = Action("send", "idempotent", "k", "timeline", "outside")
+        assert described(marked, "ann") == expected
         assert described(marked, "ann", name="post", key="x").name == "post"
 
     def test_name_that_is_neither_text_nor_a_function_is_refused(self) -> None:
@@ -61,12 +63,29 @@ class TestMark:
         with pytest.raises(AttributeError):
             Action("x").name = "y"  # type: ignore[misc]
 
-    def test_only_idempotent_actions_need_a_key(self) -> None:
-        for replay in ("pure", "recorded", "once"):
-            assert check_action(Action("x", replay)) == Action("x", replay)
-        with pytest.raises(Invalid) as caught:
-            check_action(Action("x", "idempotent"))
-        assert caught.value.kind == "no_key"
+    def test_idempotent_and_once_actions_need_a_key(self) -> None:
+        for plain_replay in ("pure", "recorded"):
+            chosen = check_action(Action("x", plain_replay))
+            assert chosen == Action("x", plain_replay, "", "family", "outside")
+        for keyed_replay in ("idempotent", "once"):
+            with pytest.raises(Invalid) as caught:
+                check_action(Action("x", keyed_replay))
+            assert caught.value.kind == "no_key"
+            assert check_action(Action("x", keyed_replay, ortet.by_arguments)).key
+
+    def test_effect_in_the_workspace_belongs_to_the_timeline(self) -> None:
+        here = check_action(Action("x"), "workspace")
+        assert (here.where, here.scope) == ("workspace", "timeline")
+        for outside in (Action("x", scope="family"), Action("x", "once", "k")):
+            assert check_action(outside, "workspace").where == "outside"
+        with pytest.raises(Invalid):
+            check_action(Action("x", scope="family", where="workspace"))
+
+    @pytest.mark.parametrize("wrong", [ValueError("x"), (int,), "ValueError", None])
+    def test_safe_errors_that_are_no_exception_classes_are_refused(self, wrong: Any) -> None:
+        with pytest.raises(Invalid, match="exception classes"):
+            ortet.action(safe_errors=wrong)
+        assert described(ortet.action(safe_errors=(OSError,))(mail), "a").safe_errors == (OSError,)
 
     def test_partial_functions_have_the_name_of_what_they_call(self) -> None:
         async def later() -> None: ...
@@ -80,7 +99,7 @@ class TestKey:
     def filled(self, key: str, *args: Any, **kwargs: Any) -> str:
         def send(to: Any, copy: str = "bob") -> None: ...
 
-        return describe(ortet.action(key=key)(send), args, kwargs).key
+        return str(describe(ortet.action(key=key)(send), args, kwargs, CallOptions()).key)
 
     def test_key_is_filled_from_arguments_and_defaults(self) -> None:
         assert self.filled("mail-{to}-{copy}", "ann") == "mail-ann-bob"
@@ -118,7 +137,10 @@ class TestPlain:
         assert arguments((1, {2: 3}), {"k": [4]}) == {"args": [1, {"2": 3}], "kwargs": {"k": [4]}}
 
     def test_value_that_is_no_data_is_stored_as_what_it_prints(self) -> None:
-        assert plain(mail) == {"opaque": repr(mail)}
+        assert plain(mail) == {
+            "opaque": "<function mail>"
+        }  # no address: it differs in each process
+        assert plain({"b", "a", "c"}) == ["a", "b", "c"]
         assert printed(["x" * 5000]) == ("['" + "x" * 5000)[:2000]
         assert printed(Unprintable()) == "<Unprintable that cannot be printed>"
         assert plain(Unprintable()) == {"opaque": "<Unprintable that cannot be printed>"}

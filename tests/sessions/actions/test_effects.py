@@ -8,20 +8,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ortet._util.codec import encode
-from ortet.backends.base import RowChange
 from ortet.errors import Conflict, OrtetError, Refused, Unsettled
 from ortet.hub.hub import Hub
+from ortet.ids import from_hex
 from ortet.journal.events import Event
+from ortet.sessions.actions.actions import CallOptions, format_call
 from ortet.sessions.actions.approvals import USED
-from ortet.sessions.actions.effects import (
-    EffectRow,
-    carried_effect_rows,
-    effect_rows,
-    effects_since,
-    error_text,
-    format_call,
-)
+from ortet.sessions.actions.effects import carried_effect_rows, error_text
+from ortet.sessions.actions.ledger import EffectRow, effect_change, key_change
+from ortet.sessions.history.restore_report import effects_since_commit
+from ortet.sessions.recollect import known_effects
 from ortet.sessions.session import Session
 
 
@@ -38,7 +34,7 @@ def begins(s: Any) -> list[Event]:
 
 
 def deed_of(hub: Hub, s: Session) -> EffectRow:
-    (deed,) = effect_rows(hub.catalog, s.internals.row.family)
+    (deed,) = known_effects(s.internals.context)
     return deed
 
 
@@ -54,36 +50,40 @@ class TestRows:
             with pytest.raises(AttributeError):
                 deed.session = "x"  # type: ignore[misc]
 
-    def test_only_effects_behind_an_event_that_did_not_fail_are_listed_as_done_since(
+    def test_only_effects_that_a_commit_does_not_know_and_that_did_not_fail_are_listed(
         self, hub: Hub
     ) -> None:
         with hub.session("s") as s:
+            points = [s.commit("nothing").oid]
             s.act(int, name="first")
+            points.append(s.commit("one").oid)
             s.act(int, name="second")
             with pytest.raises(ValueError, match="no"):
                 s.act(fails, name="third")
-            begun = s.actions.intend("fourth").effect
-            first, second = (event.seq for event in begins(s)[:2])
-            names = [
-                [effect.name for effect in effects_since(hub.catalog, s.internals.row, seq)]
-                for seq in (0, first - 1, first, second - 1, second, begun.begun)
-            ]
-            assert names == [
+            points.append(s.commit("two").oid)
+            s.actions.intend("fourth")
+            s.act(int, name="here", where="workspace")
+            points.append(s.commit("all").oid)
+            assert [self.since(s, point) for point in points] == [
                 ["first", "second", "fourth"],
-                ["first", "second", "fourth"],
-                ["second", "fourth"],
                 ["second", "fourth"],
                 ["fourth"],
                 [],
             ]
 
+    def since(self, s: Session, point: str) -> list[str]:
+        context = s.internals.context
+        found = effects_since_commit(context.services, context.row, from_hex(point))
+        return [effect.name for effect in found]
+
     def test_effects_of_forks_are_not_listed_as_done_by_their_parent(self, hub: Hub) -> None:
         with hub.session("s") as s:
+            point = s.commit("before").oid
             (fork,) = s.fork(1)
             s.act(int, name="mine")
             fork.act(int, name="theirs")
-            assert [e.name for e in effects_since(hub.catalog, s.internals.row, 0)] == ["mine"]
-            assert [e.name for e in effects_since(hub.catalog, fork.internals.row, 0)] == ["theirs"]
+            assert self.since(s, point) == ["mine"]
+            assert self.since(fork, point) == ["theirs"]
 
     def test_effects_carried_to_another_store_are_new_rows_of_the_new_family(
         self, hub: Hub
@@ -92,14 +92,15 @@ class TestRows:
             s.act(int, name="plain")
             s.act(int, name="keyed", key="k")
             s.act(int, name="local", key="k2", scope="timeline")
-            plain, keyed, local = effect_rows(hub.catalog, s.internals.row.family)
-            kind, row = f"deed/{t.internals.row.family}", t.internals.row
-            assert carried_effect_rows(row, [plain, keyed, local]) == [
-                RowChange(kind, plain.effect.id, encode(replace(plain, session=t.id)), expect=0),
-                RowChange(kind, keyed.effect.id, encode(replace(keyed, session=t.id)), expect=0),
-                RowChange("deed-key", f"{row.family}/k", keyed.effect.id.encode(), expect=0),
-                RowChange(kind, local.effect.id, encode(replace(local, session=t.id)), expect=0),
-                RowChange("deed-key", f"{row.timeline}/k2", local.effect.id.encode(), expect=0),
+            found = known_effects(s.internals.context)
+            row = t.internals.row
+            plain, keyed, local = (replace(one, session=t.id, ledger="L") for one in found)
+            assert carried_effect_rows(row, "L", found) == [
+                effect_change(plain, expect=0),
+                effect_change(keyed, expect=0),
+                key_change("L", "k", keyed),
+                effect_change(local, expect=0),
+                key_change(row.timeline, "k2", local),
             ]
 
 
@@ -295,7 +296,9 @@ class TestKeys:
 
         monkeypatch.setattr(s.internals.pipeline.writer, "add", add)
         with pytest.raises(type(error)) as caught:
-            s.internals.pipeline.effects.act(pytest.fail, ("it was done",), {}, key="k")
+            s.internals.pipeline.effects.act(
+                pytest.fail, ("it was done",), {}, CallOptions(key="k")
+            )
         assert caught.value.kind == kind
         assert s.internals.pipeline.effects.in_progress == {}
         monkeypatch.undo()

@@ -55,7 +55,7 @@ def test_restore_preview_lists_effects_that_stay_done(hub: Hub) -> None:
     with hub.session("s") as s:
         s.say("user", "before")
         target = from_hex(s.commit("before").oid)
-        s.act(len, "abc", why="to see", replay="once")
+        s.act(len, "abc", why="to see", key="k", replay="once")
         s.commit("after")
         found = preview_restore(s, target)
         assert [deed.name for deed in found.deeds] == ["len"]

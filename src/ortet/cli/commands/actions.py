@@ -125,7 +125,7 @@ def _actions(view: SessionReader) -> list[dict[str, Any]]:
 
 
 def _called(action: dict[str, Any]) -> str:
-    from ortet.sessions.actions.effects import format_call
+    from ortet.sessions.actions.actions import format_call
 
     return output.title(format_call(action["name"], action))
 

@@ -60,7 +60,7 @@ def _step_line(step: dict[str, Any]) -> str:
 
 def _gist(kind: str, data: dict[str, Any]) -> str:
     from ortet.journal.replay.run_diff import short_text
-    from ortet.sessions.actions.effects import format_call
+    from ortet.sessions.actions.actions import format_call
 
     if kind == "begun":
         value = {"args": data.get("args", []), "kwargs": data.get("kwargs", {})}

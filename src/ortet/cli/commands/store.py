@@ -21,7 +21,8 @@ AGE_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
 @verb()
-def verify(call: CliCall) -> None:
+@click.option("--repair", is_flag=True, help="Rebuild rows of effects from the journals first.")
+def verify(call: CliCall, *, repair: bool) -> None:
     """Recompute every hash and follow every reference.
 
     Nothing is repaired by guessing. The exit code is 8 if the store is damaged.
@@ -29,10 +30,11 @@ def verify(call: CliCall) -> None:
     \b
     Example:
       ortet verify
+      ortet verify --repair
     """
     try:
         with call.output.progress("verify") as progress:
-            report = call.hub.verify(progress=progress)
+            report = call.hub.verify(progress=progress, repair=repair)
     except Corrupt as error:  # with --json, the printed error contains the report
         problems = error.details.get("report", {}).get("problems", [])
         if not call.output.json:

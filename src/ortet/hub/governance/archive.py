@@ -21,6 +21,7 @@ from ortet.history.transfer import bundle
 from ortet.hub.governance.legal_holds import check_hold
 from ortet.ids import Oid, from_hex
 from ortet.sessions.actions.approvals import pending_approval_row
+from ortet.sessions.actions.effect_recovery import arriving_rows
 from ortet.sessions.results import ArchiveRecord
 from ortet.sessions.table import ARCHIVED, PAUSED, SessionRow, check_move
 from ortet.sessions.writing.lease_handover import is_handover_owner
@@ -66,7 +67,7 @@ def unarchive(sessions: SessionManager, id_: str) -> SessionRow:
     check_move(row.name, row.status, PAUSED)
     done = find_archive(store, id_)
     if done is not None:
-        _restore_bundle(store, row, done)
+        _restore_bundle(sessions, row, done)
     failpoint("archive.back")
     with sessions.leased_session(row) as session:
         rows = [RowChange(ARCHIVE_KIND, id_, None), pending_approval_row(id_)]
@@ -113,12 +114,13 @@ def _store_bundle(
     return ArchiveRecord(id_, key, commit.hex(), report.size, store.clock.now_ns(), status)
 
 
-def _restore_bundle(store: StoreContext, row: SessionRow, done: ArchiveRecord) -> None:
+def _restore_bundle(sessions: SessionManager, row: SessionRow, done: ArchiveRecord) -> None:
     """Store missing objects, and create the branch if it no longer exists."""
-    run_with_sweep_retry(store, lambda: _import_archive(store, row, done))
+    run_with_sweep_retry(sessions.store, lambda: _import_archive(sessions, row, done))
 
 
-def _import_archive(store: StoreContext, row: SessionRow, done: ArchiveRecord) -> None:
+def _import_archive(sessions: SessionManager, row: SessionRow, done: ArchiveRecord) -> None:
+    store = sessions.store
     with store.writing(), _temporary_file(store) as file:
         try:
             _copy(lambda at, size: store.bucket.get(done.key, at, size), done.size, file)
@@ -133,7 +135,10 @@ def _import_archive(store: StoreContext, row: SessionRow, done: ArchiveRecord) -
         name = f"branch:{row.branch}"
         if store.catalog.head(name) is None:
             move = Move(name, None, from_hex(done.commit))
-            store.catalog.move([move], verb="unarchive", actor=store.author, detail=row.name)
+            rows = arriving_rows(sessions.services, [from_hex(done.commit)])
+            store.catalog.move(
+                [move], verb="unarchive", actor=store.author, detail=row.name, rows=rows
+            )
 
 
 _COPY_CHUNK_BYTES = 8 << 20

@@ -37,7 +37,12 @@ from ortet.journal.events import Draft, Event
 from ortet.journal.kinds.registry import kind_of
 from ortet.journal.segments import unseal
 from ortet.memory.working import clear_working_memory
-from ortet.sessions.actions.effects import EffectRow
+from ortet.sessions.actions.ledger import (
+    decode_effect,
+    effect_change,
+    effect_kind,
+    ledgers_of,
+)
 from ortet.sessions.environment.traces import rows_repeating_event
 from ortet.sessions.memory.recall import words_of
 from ortet.sessions.memory.shared_scopes import scope_rows
@@ -195,13 +200,15 @@ def _wipe(store: StoreContext, pending: PendingErasure) -> None:
     for timeline, seqs in lines.items():
         store.catalog.erase_events(timeline, seqs)
         failpoint("erase.rows")
-    for family, id_ in pending.effects:
-        row = store.catalog.row(f"deed/{family}", id_)
+    for ledger, id_ in pending.effects:
+        row = store.catalog.row(effect_kind(ledger), id_)
         if row is not None:
-            effect_row = decode(EffectRow, row.value)
+            effect_row = decode_effect(row)
             effect = msgspec.structs.replace(effect_row.effect, why="", command="")
-            bare = msgspec.structs.replace(effect_row, effect=effect, outcome=None, error="")
-            store.catalog.put_row(f"deed/{family}", id_, encode(bare))
+            bare = msgspec.structs.replace(
+                effect_row, effect=effect, outcome=None, error="", call=""
+            )
+            store.catalog.move([], verb="erase", rows=[effect_change(bare)])
     for session, key in pending.letters:
         drop(store.catalog, session, key)
     for kind, key in pending.rows:
@@ -242,7 +249,8 @@ def _select_events(
             key = event.timeline, event.seq
             found[key] = ErasedEvent(event.timeline, event.seq, event.kind, event.hash.hex())
             if event.kind in ("begun", "ended") and "id" in event.data:
-                effects[row.family, str(event.data["id"])] = None
+                for ledger in ledgers_of(sessions.store.catalog, row):
+                    effects[ledger, str(event.data["id"])] = None
             outside |= dict.fromkeys(rows_repeating_event(sessions.services, row, event))
         _add_derived_events(sessions.services.load(row).line.events(), found)
         if user is not None:  # match by number alone: no session is there

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from ortet._util.codec import decode, encode
@@ -14,6 +14,7 @@ from ortet.hub.governance.legal_holds import check_hold
 from ortet.memory import working
 from ortet.sessions.actions.approvals import USED
 from ortet.sessions.actions.budget import kind_of as spend_kind
+from ortet.sessions.actions.ledger import effect_kind, ledger_of, ledgers_of, root_timeline
 from ortet.sessions.environment.traces import drop_adapter_rows, removal_row_changes
 from ortet.sessions.table import SessionRow
 from ortet.sessions.writing import state_cache
@@ -50,8 +51,9 @@ def remove(sessions: SessionManager, id_: str) -> None:
             *_inbox_row_changes(store.catalog, id_),
         ]
         rows += removal_row_changes(sessions.services, row)
-        if not any(other.family == row.family for other in sessions.all() if other.id != id_):
-            rows += _family_row_changes(store.catalog, row)
+        others = [other for other in sessions.all() if other.id != id_]
+        if not any(other.family == row.family for other in others):
+            rows += _family_row_changes(store.catalog, row, _unused_ledgers(store, row, others))
         rows.append(RowChange(_REMOVING_KIND, id_, encode(sorted(own))))
         failpoint("remove.begun")
         store.catalog.move(
@@ -83,7 +85,19 @@ def _inbox_row_changes(catalog: Catalog, id_: str) -> list[RowChange]:
     return [RowChange(kind_of_letters(id_), key, None) for key, _ in pending_messages(catalog, id_)]
 
 
-def _family_row_changes(catalog: Catalog, row: SessionRow) -> list[RowChange]:
+def _unused_ledgers(store: StoreContext, row: SessionRow, others: Iterable[SessionRow]) -> set[str]:
+    """Return the ledgers of a session that began here and that no other session reads.
+
+    The ledger of a commit that was pulled stays: another session may restore that commit.
+    """
+    own = {row.family, ledger_of(root_timeline(store.catalog, row.timeline))}
+    used = {ledger for other in others for ledger in ledgers_of(store.catalog, other)}
+    return own.intersection(ledgers_of(store.catalog, row)) - used
+
+
+def _family_row_changes(
+    catalog: Catalog, row: SessionRow, unused: Collection[str]
+) -> list[RowChange]:
     """Return changes that delete the rows shared by a family of sessions.
 
     They apply when the last session of the family is removed. Spending for another family stays in
@@ -91,10 +105,10 @@ def _family_row_changes(catalog: Catalog, row: SessionRow) -> list[RowChange]:
     """
     found: list[RowChange] = []
     for kind, prefix in (
-        (f"deed/{row.family}", ""),
+        *((effect_kind(ledger), "") for ledger in unused),
         (spend_kind(row.family), ""),
         (USED, f"{row.family}/"),
-        ("deed-key", f"{row.family}/"),
+        *(("deed-key", f"{ledger}/") for ledger in unused),
         ("deed-key", f"{row.timeline}/"),
     ):
         after = prefix

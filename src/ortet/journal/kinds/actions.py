@@ -37,6 +37,7 @@ class _BegunData(msgspec.Struct):
     scope: str = ""
     why: str = ""
     approval: str = ""
+    where: str = ""
 
 
 class _EndedData(msgspec.Struct):
@@ -88,6 +89,7 @@ def _fold_begun(state: SessionState, event: Event, data: EventData) -> None:
         begun=event.seq,
         time=event.time,
         actor=event.actor,
+        where=data.get("where") or "outside",
     )
     state.effects.set(effect.id, effect)
     names = _secret_names(data)
@@ -196,6 +198,10 @@ def _unsettled(items: BriefingItems) -> Sequence[Effect]:
     return items.unsettled
 
 
+def _elsewhere(items: BriefingItems) -> Sequence[Effect]:
+    return items.elsewhere
+
+
 def _done(items: BriefingItems) -> Sequence[Effect]:
     return items.done
 
@@ -208,6 +214,11 @@ def _describe_effect(effect: Effect) -> tuple[str, Any]:
         data["command"] = clip(effect.command, LONG_CHARS)
     line = f"`{effect_label(effect)}`{why}"
     return (f"{line} ({effect.id})" if effect.state in ("begun", "unsettled") else line), data
+
+
+def _describe_elsewhere(effect: Effect) -> tuple[str, Any]:
+    line, data = _describe_effect(effect)
+    return (f"{line} (key {one_line(effect.key, SHORT_CHARS)})" if effect.key else line), data
 
 
 def _failures(items: BriefingItems) -> Sequence[FailedAction]:
@@ -262,6 +273,14 @@ KINDS = (
                 100,
                 _unsettled,
                 _describe_effect,
+            ),
+            BriefingSectionSpec(
+                25,
+                "elsewhere",
+                "Done on another branch, and not undone",
+                95,
+                _elsewhere,
+                _describe_elsewhere,
             ),
         ),
     ),

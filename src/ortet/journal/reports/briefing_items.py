@@ -53,6 +53,7 @@ class BriefingItems(msgspec.Struct, frozen=True, kw_only=True):
     questions: Sequence[Question] = ()
     artifacts: Sequence[Artifact] = ()
     unsettled: Sequence[Effect] = ()
+    elsewhere: Sequence[Effect] = ()  # done by the family, and not on this timeline
     approvals: Sequence[PendingApproval] = ()
     limits: dict[str, float] = {}
     left: dict[str, float] = {}

@@ -213,6 +213,8 @@ class Effect(StateRecord, frozen=True):
         time: When it began, in ns since 1970.
         actor: Who did it.
         command: The command line, if `name` does not show it.
+        where: "outside", or "workspace" if only files of the workspace changed, which a restore
+            undoes.
     """
 
     id: str
@@ -228,6 +230,7 @@ class Effect(StateRecord, frozen=True):
     time: int = 0
     actor: str = ""
     command: str = ""
+    where: str = "outside"
 
 
 class ToolCall(StateRecord, frozen=True):

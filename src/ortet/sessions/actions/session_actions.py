@@ -8,10 +8,19 @@ from typing import Any
 from ortet._util.validation import DICT, FLAG, LIST, check_text, optional, require
 from ortet.journal.events import Event
 from ortet.journal.state.records import Approval, Effect
-from ortet.sessions.actions.actions import Action, KeyScope, Replay, check_action
+from ortet.sessions.actions.actions import (
+    Action,
+    ByArguments,
+    CallOptions,
+    KeyScope,
+    Replay,
+    Where,
+    check_action,
+)
 from ortet.sessions.actions.approvals import approvals_of
-from ortet.sessions.actions.effects import Intent, effect_rows
+from ortet.sessions.actions.effects import Intent
 from ortet.sessions.context import SessionContext
+from ortet.sessions.recollect import known_effects, unsettled_of
 from ortet.sessions.writing.pipeline import VerbPipeline, need_writer
 
 
@@ -32,24 +41,26 @@ class SessionActions:
         *args: Any,
         why: str = "",
         replay: Replay | None = None,
-        key: str | None = None,
+        key: str | ByArguments | None = None,
         scope: KeyScope | None = None,
         name: str | None = None,
         approve: str | None = None,
+        where: Where | None = None,
+        safe_errors: tuple[type[BaseException], ...] = (),
         **kwargs: Any,
     ) -> Any:
         """Call a function and record it as an action; see `Session.act`."""
-        return self._verbs.act(
-            function,
-            args,
-            kwargs,
+        options = CallOptions(
             why=why,
             replay=replay,
             key=key,
             scope=scope,
             name=name,
             approve=approve,
+            where=where,
+            safe_errors=safe_errors,
         )
+        return self._verbs.act(function, args, kwargs, options)
 
     def intend(
         self,
@@ -59,9 +70,10 @@ class SessionActions:
         *,
         why: str = "",
         replay: Replay = "recorded",
-        key: str = "",
-        scope: KeyScope = "family",
+        key: str | ByArguments = "",
+        scope: KeyScope | None = None,
         approve: str | None = None,
+        where: Where | None = None,
     ) -> Intent:
         """Record the intent of an effect that another program performs.
 
@@ -73,15 +85,16 @@ class SessionActions:
             kwargs: its keyword arguments.
             why: the reason.
             replay: how the effect may be repeated: "pure", "recorded", "idempotent" or "once".
-            key: an idempotency key; "" for none.
+            key: an idempotency key; "" for none, `ortet.by_arguments` for one made of the call.
             scope: "family" for the session and all its forks, or "timeline".
             approve: the reason to show to a human, if an approval is needed.
+            where: "outside" (the default), or "workspace" for an effect that a restore undoes.
 
         Returns:
             The intent. If `done` is True, the effect was performed before under this key and must
             not be performed again; `outcome` is its result.
         """
-        action = check_action(Action(name, replay, key, scope))
+        action = check_action(Action(name, replay, key, scope, where))
         require(LIST, args=args)
         optional(DICT, kwargs=kwargs)
         self._verbs.ensure_live("begin an effect")
@@ -125,10 +138,11 @@ class SessionActions:
 
     def effects(self) -> list[Effect]:
         """Return all effects of this session and its family. A restore removes none of them."""
-        return [
-            effect_row.effect
-            for effect_row in effect_rows(self._context.store.catalog, self._context.row.family)
-        ]
+        return [one.effect for one in known_effects(self._context)]
+
+    def unsettled(self) -> list[Effect]:
+        """Return the effects whose outcome nobody knows, oldest first; see `Session.unsettled`."""
+        return unsettled_of(self._context)
 
     def approvals(self) -> list[Approval]:
         """Return the requested approvals with their answers.

@@ -30,7 +30,7 @@ from ortet.journal.state.external_state import (
 )
 from ortet.journal.state.records import Effect
 from ortet.sessions.actions.actions import no_effect
-from ortet.sessions.actions.effects import effect_rows
+from ortet.sessions.recollect import known_effects
 from ortet.vault.vault import Secret
 
 if TYPE_CHECKING:
@@ -134,9 +134,7 @@ def check_collaboration(
                 status=old.status,
             )
     effect = data.get("effect")
-    if effect and effect not in {
-        one.effect.id for one in effect_rows(view.store.catalog, view.row.family)
-    }:
+    if effect and effect not in {one.effect.id for one in known_effects(view)}:
         raise no_effect(effect)
 
 

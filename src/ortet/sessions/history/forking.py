@@ -15,6 +15,7 @@ from ortet.journal.events import Draft, Tip
 from ortet.sessions.actions.approvals import inherited_approval_rows
 from ortet.sessions.history.load import (
     LoadedSession,
+    ledgers_after_move,
     load_fork_point,
     load_fresh_fork,
     start_of,
@@ -284,5 +285,6 @@ def child_row(
         parent=parent.id,
         sealed=state.journal,
         beliefs=state.memory,
+        ledgers=ledgers_after_move(sessions.services, parent, state.journal),
         version=0,
     )

@@ -20,10 +20,13 @@ from ortet.ids import Oid
 from ortet.journal.event_log import EMPTY_JOURNAL, EventLog
 from ortet.journal.events import Event, Tip
 from ortet.journal.kinds.registry import kind_of
+from ortet.journal.segments import iter_segments
 from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
 from ortet.objects.base import Kind
 from ortet.sessions.actions.approvals import inherited_approval_rows
+from ortet.sessions.actions.effect_recovery import arriving_rows
+from ortet.sessions.actions.ledger import ledger_of, ledgers_of, root_timeline
 from ortet.sessions.services import ForkPointCache, JournalServices
 from ortet.sessions.table import SessionRow, SessionTable
 from ortet.sessions.writing.state_cache import MIN_EVENTS, cache_state, epoch_of, load_cached
@@ -165,16 +168,40 @@ def row_on_new_timeline(sessions: JournalServices, row: SessionRow, target: Oid)
     objects = sessions.store.objects
     state = decode(State, objects.get(sessions.store.history.read(target).state))
     return msgspec.structs.replace(
-        row, timeline=sessions.new_id(), sealed=state.journal, beliefs=state.memory
+        row,
+        timeline=sessions.new_id(),
+        sealed=state.journal,
+        beliefs=state.memory,
+        ledgers=ledgers_after_move(sessions, row, state.journal),
     )
 
 
+def ledgers_after_move(sessions: JournalServices, row: SessionRow, journal: bytes) -> list[str]:
+    """Return the ledgers of a session that continues from a journal.
+
+    The ledger of that journal comes first. All others stay: what was done stays done.
+    """
+    known = ledgers_of(sessions.store.catalog, row)
+    if not journal:
+        return known
+    origin = origin_of(sessions, _journal(sessions, journal))
+    ledger = ledger_of(origin)
+    if not origin or (not row.ledgers and ledger in known):
+        return known  # the ledger of an earlier release is the family
+    return [ledger, *(one for one in known if one != ledger)]
+
+
 def move_row_changes(
-    sessions: JournalServices, old: SessionRow, new: SessionRow
+    sessions: JournalServices, old: SessionRow, new: SessionRow, target: Oid
 ) -> list[RowChange]:
-    """Return the row changes that move a session to `new`, with its inherited approvals."""
+    """Return the row changes that move a session to `new`, with its inherited approvals.
+
+    Effects of a commit that an earlier release copied from another store are added as well.
+    """
+    is_known = set(new.ledgers) <= set(ledgers_of(sessions.store.catalog, old))
     return [
         *SessionTable.move_changes(old, new),
+        *([] if is_known else arriving_rows(sessions, [target])),
         *inherited_approval_rows([new], load_fork_point(sessions, new.sealed).fold),
     ]
 
@@ -223,6 +250,27 @@ def _timeline(sessions: JournalServices, journal: JournalHead) -> str:
         start = decode(_SegmentStart, objects.get(objects.replacement_of(Oid(journal.segment))))
         known = sessions.timelines[journal.segment] = start.timeline.hex()
     return known
+
+
+def origin_of(sessions: JournalServices, journal: JournalHead) -> str:
+    """Return the timeline that the first event of a journal was written on; "" without events.
+
+    All commits of a family of sessions have the same origin, in every store.
+    """
+    if not journal.segment:
+        return ""
+    timeline = _timeline(sessions, journal)
+    found = sessions.origins.get(timeline)
+    if found is None:
+        root = root_timeline(sessions.store.catalog, timeline)
+        line = sessions.store.catalog.timeline(root)
+        if line is not None and line.at == 0:
+            found = root
+        else:  # the first events are of another store
+            *_, (_, first) = iter_segments(sessions.store.objects, journal.segment)
+            found = first.timeline.hex()
+        sessions.origins[timeline] = found
+    return found
 
 
 def journal_of(sessions: JournalServices, state: State) -> JournalHead:

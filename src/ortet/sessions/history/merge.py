@@ -28,7 +28,7 @@ from ortet.machines.base import Report
 from ortet.objects.base import Kind
 from ortet.sessions.actions.artifacts import StoredContent
 from ortet.sessions.context import SessionServices
-from ortet.sessions.history.load import journal_of, put_journal
+from ortet.sessions.history.load import journal_of, ledgers_after_move, put_journal
 from ortet.sessions.history.navigation import Navigation
 from ortet.sessions.memory.shared_scopes import AGENT
 from ortet.store.commit import put_commit
@@ -141,6 +141,7 @@ class _StoredMerge(NamedTuple):
     events: Append
     union: MergeAdditions
     conflicts: list[FileConflict]
+    ledgers: list[str]
 
 
 @retry_on_sweep
@@ -172,7 +173,7 @@ def merge(
             pin_commit(store, other.commit, reachable_from=mine)
         made = _make(ours, mine, other, message=message, favor=favor)
         failpoint("merge.made")
-        with ours.participant.with_timeline(made.timeline, made.events):
+        with ours.participant.with_timeline(made.timeline, made.events, made.ledgers):
             if files is not None:
                 report = files.files.restore_commit(made.commit, "merge")
             else:
@@ -290,7 +291,9 @@ def _make(
         clock=store.clock,
         author=store.author,
     )
-    return _StoredMerge(commit, timeline, Append(timeline.id, rows), found, conflicts)
+    their_row = other.row or ours.context.row
+    ledgers = ledgers_after_move(sessions, their_row, states[2].journal)
+    return _StoredMerge(commit, timeline, Append(timeline.id, rows), found, conflicts, ledgers)
 
 
 def _drafts(

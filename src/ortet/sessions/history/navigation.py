@@ -301,7 +301,7 @@ class Navigation:
                 self._pipeline.held_lease.lease,
                 self.store.history.state(target).memory,
             )
-        effects = effects_since_commit(self.store, self._context.row, target)
+        effects = effects_since_commit(self._context.services, self._context.row, target)
         around = self._environment.differences_after_restore(with_state="mind" in parts)
         then = (
             recorded_environments(self._context)[1]

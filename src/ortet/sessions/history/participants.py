@@ -8,7 +8,7 @@ Invariant: a row of kind `going` exists while the files have moved and the branc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -138,7 +138,7 @@ class DetachedSessionParticipant:
         return TransactionExtras(
             self._lease,
             [
-                *move_row_changes(self._sessions, self._row, self._next_row),
+                *move_row_changes(self._sessions, self._row, self._next_row, target),
                 clear_restore_pending_row(self._row.branch),
             ],
             [start_of(self._sessions, self._next_row)],
@@ -203,6 +203,7 @@ class OpenSessionParticipant:
             False  # True during merge and adopt: a move keeps following the newest facts
         )
         self._prepared_timeline: tuple[Timeline, Append] | None = None
+        self._added_ledgers: list[str] = []
         self._extra_rows: list[RowChange] = []
 
     def seal_journal(self, head_journal: bytes) -> bytes:
@@ -237,16 +238,19 @@ class OpenSessionParticipant:
             self._sessions.scopes.committed()
 
     @contextmanager
-    def with_timeline(self, timeline: Timeline, events: Append) -> Iterator[None]:
+    def with_timeline(
+        self, timeline: Timeline, events: Append, ledgers: Sequence[str] = ()
+    ) -> Iterator[None]:
         """Within this block, a move switches the session to `timeline`, which already has `events`.
 
-        Merge uses this: its result exists only on the new timeline.
+        Merge uses this: its result exists only on the new timeline. The session then also knows the
+        effects in `ledgers`.
         """
-        self._prepared_timeline = (timeline, events)
+        self._prepared_timeline, self._added_ledgers = (timeline, events), list(ledgers)
         try:
             yield
         finally:
-            self._prepared_timeline = None
+            self._prepared_timeline, self._added_ledgers = None, []
 
     @contextmanager
     def with_rows(self, *rows: RowChange) -> Iterator[None]:
@@ -273,7 +277,8 @@ class OpenSessionParticipant:
             self._next_row = replace(self._next_row, beliefs=None)
         if self._prepared_timeline is not None:
             timeline, events = self._prepared_timeline
-            self._next_row = replace(self._next_row, timeline=timeline.id)
+            ledgers = dict.fromkeys([*self._next_row.ledgers, *self._added_ledgers])
+            self._next_row = replace(self._next_row, timeline=timeline.id, ledgers=list(ledgers))
             rows = [
                 *SessionTable.move_changes(self._context.row, self._next_row),
                 pending_approval_row(self._context.row.id),
@@ -283,7 +288,7 @@ class OpenSessionParticipant:
         return TransactionExtras(
             self.lease(),
             [
-                *move_row_changes(self._sessions, self._context.row, self._next_row),
+                *move_row_changes(self._sessions, self._context.row, self._next_row, target),
                 clear_restore_pending_row(self._context.row.branch),
                 *self._extra_rows,
             ],

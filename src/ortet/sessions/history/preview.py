@@ -157,11 +157,8 @@ def _build_preview(
     has_files = now.row is not None
     changes = between_images(store, now.image, then) if "files" in parts and has_files else []
     starts, lost = _programs(view, now, then) if "processes" in parts else ([], [])
-    effects, minds, head = (
-        effects_since_commit(store, view.internals.row, target),
-        view.internals.services,
-        view.head,
-    )
+    minds, head = view.internals.services, view.head
+    effects = effects_since_commit(minds, view.internals.row, target)
     return RestorePreview(
         to=to_hex(target),
         head=head.oid if head is not None else "",

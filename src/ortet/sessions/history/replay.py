@@ -23,12 +23,9 @@ from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
 from ortet.sessions.actions.actions import (
     Action,
-    KeyScope,
-    Replay,
-    arguments,
+    CallOptions,
     describe,
     is_opaque,
-    plain,
     unsettled,
 )
 from ortet.sessions.actions.budget import SessionBudget
@@ -45,7 +42,6 @@ from ortet.workspaces.results import ALL_PARTS
 
 if TYPE_CHECKING:
     from ortet.history.commits import CommitInfo
-    from ortet.store.context import StoreContext
 
 
 class ReplayReport(msgspec.Struct, frozen=True):
@@ -82,9 +78,6 @@ def read(report: Path) -> ReplayReport | None:
         return msgspec.json.decode(report.read_bytes(), type=thread_safe_struct(ReplayReport))
     except FileNotFoundError:
         return None
-
-
-_RERUN = ("pure", "idempotent")
 
 
 class ReplayWriter:
@@ -158,12 +151,10 @@ class ReplayEffects:
 
     def __init__(
         self,
-        store: StoreContext,
         effects: EffectLog,
         recorded: ReplayWriter,
         live_runner: Callable[[], ActionRunner],
     ) -> None:
-        self._store = store
         self._effects = effects
         self._recorded = recorded
         self._live_runner = live_runner
@@ -173,50 +164,30 @@ class ReplayEffects:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        *,
-        why: str = "",
-        replay: Replay | None = None,
-        key: str | None = None,
-        scope: KeyScope | None = None,
-        name: str | None = None,
-        approve: str | None = None,
-        record: Callable[[Any], Any] = plain,
-        recall: Callable[[Any], Any] = lambda outcome: outcome,
+        options: CallOptions,
     ) -> Any:
         """Return the recorded outcome of an action, or run it; see `EffectLog.act`."""
-        action = describe(function, args, kwargs, name=name, replay=replay, key=key, scope=scope)
+        call = self._effects.prepare(describe(function, args, kwargs, options), args, kwargs)
+        action, mark, approve = call.action, call.digest, options.approve
+        recall = options.recall or (lambda outcome: outcome)
         recorded, live = self._recorded, self._effects.act
         if recorded.cursor is not None:
-            said = self._store.secrets.redact(arguments(args, kwargs))
-            mark = self._effects.digest_call(action, said)
             found = recorded.match_call(action.name, mark)
             if found is not None and self._has_recorded_outcome(action, found):
                 return recall(_recorded_outcome(found))
             if action.replay == "pure":
                 return function(*args, **kwargs)
-            done = self._effects.find_previous(action)[0] if found is None else None
-            if done is not None and done.effect.state == "done":
-                return recall(outcome_of(action.name, done.outcome))
+            done = self._effects.find_previous(call) if found is None else None
+            if done is not None and done.row.effect.state == "done":
+                return recall(outcome_of(action.name, done.row.outcome))
             if found is None and approve is not None:
                 self._raise_if_waiting(approve, mark, recorded.cursor)
-            if found is not None and action.replay not in _RERUN:
+            if found is not None and not action.is_rerun:
                 raise unsettled(msgspec.to_builtins(found.begun.data))
-            data = {"name": action.name, "digest": mark, **said}
+            data = {"name": action.name, "digest": mark, **call.arguments}
             recorded.on_divergence(recorded.cursor.divergence_error("begun", data))
             live = self._live_runner().act
-        return live(
-            function,
-            args,
-            kwargs,
-            why=why,
-            replay=replay,
-            key=key,
-            scope=scope,
-            name=name,
-            approve=approve,
-            record=record,
-            recall=recall,
-        )
+        return live(function, args, kwargs, options)
 
     def _raise_if_waiting(self, why: str, mark: str, cursor: ReplayCursor) -> None:
         """Raise the recorded refusal of an approval.
@@ -235,7 +206,7 @@ class ReplayEffects:
 
     def _has_recorded_outcome(self, action: Action, found: RecordedAction) -> bool:
         """Return True if the outcome was recorded in a form that can be returned."""
-        if found.state == "failed":
+        if _has_raised(found):
             return True
         opaque = found.ended is not None and is_opaque(found.ended.data.get("outcome"))
         return found.state == "done" and not (opaque and action.replay == "pure")
@@ -403,17 +374,22 @@ class SessionReplay:
 
     def _install_parts(self) -> None:
         pipeline = self._pipeline
-        pipeline.runner = ReplayEffects(
-            self._context.store, pipeline.effects, self._recorded, lambda: pipeline.effects
-        )
+        pipeline.runner = ReplayEffects(pipeline.effects, self._recorded, lambda: pipeline.effects)
         pipeline.budget = ReplayBudget(
             self._live_budget, pipeline.writer, self._recorded, self._context.store.author
         )
 
 
+def _has_raised(found: RecordedAction) -> bool:
+    """Return True if the function raised. A `once` action is unsettled then."""
+    data = found.ended.data if found.ended is not None else {}
+    left = found.state == "unsettled" and not data.get("synthetic")
+    return found.state == "failed" or left
+
+
 def _recorded_outcome(found: RecordedAction) -> Any:
     name = found.begun.data["name"]
     data = found.ended.data if found.ended is not None else {}
-    if found.state == "failed":
+    if _has_raised(found):
         raise failure_of(name, data)
     return outcome_of(name, data.get("outcome"))

@@ -20,7 +20,7 @@ from ortet.journal.replay.divergence import find_divergence
 from ortet.journal.state.records import Effect
 from ortet.journal.state.state import SessionState
 from ortet.machines.secrets.names import is_secret
-from ortet.sessions.actions.effects import effects_since
+from ortet.sessions.actions.ledger import FAILED, effect_rows, ledgers_of
 from ortet.sessions.environment.environments import environment_at_commit
 from ortet.sessions.history.load import is_bookkeeping_event, load_event_log
 from ortet.sessions.writing.inbox import pending_events
@@ -56,7 +56,7 @@ def unrestorable_since(
 ) -> tuple[list[Effect], list[UnavailableSecret]]:
     """Return the effects since a commit and the secrets that it needs and this host lacks."""
     secrets = unavailable_secrets(sessions, commit, environment_at_commit(sessions, commit))
-    return effects_since_commit(sessions.store, row, commit), secrets
+    return effects_since_commit(sessions, row, commit), secrets
 
 
 def count_left_events(
@@ -68,9 +68,22 @@ def count_left_events(
     return left + sum(not is_bookkeeping_event(event) for event in new)
 
 
-def effects_since_commit(store: StoreContext, row: SessionRow, commit: Oid) -> list[Effect]:
-    """Return the effects of a session since a commit. A restore does not undo them."""
-    return effects_since(store.catalog, row, seq_of(store, commit))
+def effects_since_commit(sessions: JournalServices, row: SessionRow, commit: Oid) -> list[Effect]:
+    """Return the effects of a session that a commit does not know. A restore undoes none of them.
+
+    Effects in the workspace are not included: a restore undoes those.
+    """
+    store, journal = sessions.store, _journal(sessions.store, commit)
+    then = SessionState.load(sessions.maps, store.objects, journal.fold) if journal else None
+    known = {effect.id for effect in then.effects} if then is not None else set[str]()
+    return [
+        one.effect
+        for one in effect_rows(store.catalog, ledgers_of(store.catalog, row))
+        if one.session == row.id
+        and one.effect.id not in known
+        and one.effect.state != FAILED
+        and one.effect.where != "workspace"
+    ]
 
 
 def seq_of(store: StoreContext, commit: Oid) -> int:

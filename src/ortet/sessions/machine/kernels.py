@@ -27,7 +27,7 @@ from ortet.machines.kernels.link import CellResult, KernelVariable
 from ortet.sessions.results import clip_middle
 
 if TYPE_CHECKING:
-    from ortet.sessions.actions.actions import KeyScope, Replay
+    from ortet.sessions.actions.actions import ByArguments, KeyScope, Replay, Where
     from ortet.workspaces.workspace import Workspace
 
 
@@ -193,8 +193,9 @@ class SessionKernel:
         timeout: float | None = None,
         output: OutputCallback | None = None,
         replay: Replay | None = None,
-        key: str | None = None,
+        key: str | ByArguments | None = None,
         scope: KeyScope | None = None,
+        where: Where | None = None,
     ) -> CellResult:
         """Run code and record it as an action; see `Kernel.run`.
 
@@ -206,6 +207,7 @@ class SessionKernel:
             replay: how the run may be repeated: "pure", "recorded", "idempotent" or "once".
             key: an idempotency key.
             scope: "family" for the session and all its forks, or "timeline".
+            where: "workspace", or "outside" for code whose effects a restore cannot undo.
         """
         check_text(code=code)
         optional(NUMBER, timeout=timeout)
@@ -222,6 +224,7 @@ class SessionKernel:
             replay=replay,
             key=key,
             scope=scope,
+            where=where,
             name="kernel.run",
             record=record_kernel_result,
             recall=parse_kernel_result,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortet.errors import NotFound
 from ortet.machines.base import Command, OutputCallback, Result
+from ortet.sessions.actions.actions import CallOptions
 from ortet.sessions.actions.artifact_store import ArtifactStore
 from ortet.sessions.machine.session_files import SessionFiles
 from ortet.sessions.results import parse_command_result, record_command_result
@@ -15,7 +16,7 @@ from ortet.workspaces.programs import INITIAL_SCREEN, SHELL
 
 if TYPE_CHECKING:
     from ortet.machines.jobs import Job, JobInfo, ProcessInfo
-    from ortet.sessions.actions.actions import KeyScope, Replay
+    from ortet.sessions.actions.actions import ByArguments, KeyScope, Replay, Where
     from ortet.sessions.machine.kernels import SessionKernel, SessionKernels
 
 
@@ -42,8 +43,9 @@ class SessionPrograms:
         secrets: Mapping[str, str] | Sequence[str] | None = None,
         why: str = "",
         replay: Replay | None = None,
-        key: str | None = None,
+        key: str | ByArguments | None = None,
         scope: KeyScope | None = None,
+        where: Where | None = None,
     ) -> Result:
         """Run a command in the machine and record it as an action; see `Session.run`."""
         from ortet.machines.command import check_run
@@ -68,13 +70,17 @@ class SessionPrograms:
                 self._run_here,
                 (shown_command,),
                 options,
-                why=why,
-                replay=replay,
-                key=key,
-                scope=scope,
-                name="run",
-                record=lambda result: record_command_result(self._redacted(result, secrets)),
-                recall=parse_command_result,
+                CallOptions(
+                    why=why,
+                    replay=replay,
+                    key=key,
+                    scope=scope,
+                    name="run",
+                    where=where,
+                    default_where="workspace",
+                    record=lambda result: record_command_result(self._redacted(result, secrets)),
+                    recall=parse_command_result,
+                ),
             )
         return result
 
@@ -225,15 +231,20 @@ class SessionPrograms:
                 getattr(self._files.machine, verb),
                 args,
                 options,
-                why=why,
-                name=verb,
-                record=lambda job: {"name": job.name, "pid": job.pid},
-                recall=lambda data: self._files.machine.programs.job(data["name"]),
+                CallOptions(
+                    why=why,
+                    name=verb,
+                    default_where="workspace",
+                    record=lambda job: {"name": job.name, "pid": job.pid},
+                    recall=lambda data: self._files.machine.programs.job(data["name"]),
+                ),
             )
         return job
 
     def _act_in_kernel(self, function: Any, *args: Any, **options: Any) -> Any:
-        return self._pipeline.act(function, args, {}, **options)
+        return self._pipeline.act(
+            function, args, {}, CallOptions(default_where="workspace", **options)
+        )
 
     def _saved_variables(self, name: str) -> bytes | None:
         try:

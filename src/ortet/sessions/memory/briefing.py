@@ -16,12 +16,19 @@ from ortet.journal.reports.briefing_items import BriefingItems, FailedAction, Pe
 from ortet.journal.state.records import Artifact, Effect
 from ortet.sessions.actions.accounting import Accounting
 from ortet.sessions.actions.approvals import approvals_of
-from ortet.sessions.actions.effects import EffectRow, effect_rows
+from ortet.sessions.actions.ledger import EffectRow
 from ortet.sessions.context import SessionContext
 from ortet.sessions.environment.environments import recorded_environments
 from ortet.sessions.environment.external_state import collaborations_of, windows_of
 from ortet.sessions.memory.facts import believed_facts
-from ortet.sessions.recollect import last_compaction, live_notes, open_questions, unsettled_of
+from ortet.sessions.recollect import (
+    known_effects,
+    last_compaction,
+    live_notes,
+    open_questions,
+    unseen_effects,
+    unsettled_of,
+)
 from ortet.sessions.writing.pipeline import VerbPipeline
 
 _BRIEFING_MESSAGES = 10
@@ -34,10 +41,7 @@ def briefing_of(
     """Return the briefing; see `SessionMemory.briefing`."""
     mind, past = view.state, last_compaction(view)
     core, accounting = mind.core, Accounting(view, pipeline)
-    known_rows = {
-        effect_row.effect.id: effect_row
-        for effect_row in effect_rows(view.store.catalog, view.row.family)
-    }
+    known_rows = {effect_row.effect.id: effect_row for effect_row in known_effects(view)}
     effects = sorted(
         (_current_effect(effect, known_rows) for effect in mind.effects), key=lambda e: e.begun
     )
@@ -54,6 +58,7 @@ def briefing_of(
         questions=sorted(open_questions(mind), key=lambda question: question.seq),
         artifacts=_latest(mind.artifacts),
         unsettled=unsettled_of(view),
+        elsewhere=unseen_effects(view),
         approvals=[
             PendingApproval(a.id, a.what, a.why)
             for a in approvals_of(view.store.catalog, view.id, mind)

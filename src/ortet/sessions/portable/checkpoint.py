@@ -26,12 +26,14 @@ from ortet.journal.state.records import Artifact, Effect
 from ortet.objects.base import Kind
 from ortet.sessions.actions.accounting import Accounting
 from ortet.sessions.actions.approvals import approvals_of, pending_approval_row
-from ortet.sessions.actions.effects import EffectRow, carried_effect_rows, effect_rows
+from ortet.sessions.actions.effects import carried_effect_rows
+from ortet.sessions.actions.ledger import EffectRow, ledgers_of
 from ortet.sessions.context import SessionContext, SessionServices
 from ortet.sessions.conversation import Conversation
 from ortet.sessions.environment.external_state import collaborations_of, windows_of
 from ortet.sessions.memory.facts import believed_facts
 from ortet.sessions.recollect import (
+    known_effects,
     last_compaction,
     live_notes,
     open_questions,
@@ -52,7 +54,7 @@ def checkpoint_of(view: SessionContext) -> AgentCheckpoint:
     mind, core, past = view.state, view.state.core, last_compaction(view)
     accounting = Accounting(view)
     head, kept = view.head, live_notes(mind, view.now())
-    known_rows = effect_rows(view.store.catalog, view.row.family)
+    known_rows = known_effects(view)
     return AgentCheckpoint(
         session_id=view.id,
         timestamp=datetime.fromtimestamp(view.store.clock.now_ns() / 1e9, UTC),
@@ -129,7 +131,11 @@ def from_checkpoint(
                 for effect_row in away
                 for draft in _effect_events(effect_row)
             ],
-            rows=lambda row: [*carried_effect_rows(row, away), pending_approval_row(row.id)],
+            rows=lambda row: [
+                *carried_effect_rows(row, row.ledgers[0], away),
+                pending_approval_row(row.id),
+            ],
+            ledgers=ledgers_of(store.catalog, known) if known else (),
             family=known.family if known else "",
             parent=known.id if known else "",
             spent={} if known else record.budget.spent,

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ortet._util.codec import decode, encode
 from ortet.backends.base import RowChange
 from ortet.ids import Oid
 from ortet.journal.events import Draft, Event, check_custom_kind, check_plain
 from ortet.journal.state.records import Effect
 from ortet.sessions.actions import artifacts
 from ortet.sessions.actions.actions import digest
-from ortet.sessions.actions.effects import EffectRow, command_of
+from ortet.sessions.actions.effects import command_of
+from ortet.sessions.actions.ledger import EffectRow, Ledger, effect_change, ledgers_of
 from ortet.sessions.history.fork_session import fork_at
 from ortet.sessions.history.rewind import commit_at
 from ortet.sessions.writing.large_events import EventInput, drafts_of, is_large
@@ -182,8 +182,9 @@ def _complete_drafts(session: Session, drafts: Iterable[Draft]) -> Iterator[Draf
 
 def _effect_row_changes(session: Session, drafts: Sequence[Draft]) -> list[RowChange]:
     """Return the effect rows of the family that these events describe."""
-    kind = f"deed/{session.internals.row.family}"
-    found: dict[str, EffectRow] = {}
+    catalog = session.internals.store.catalog
+    names = ledgers_of(catalog, session.internals.row)
+    ledger, found = Ledger(catalog, names, {}), dict[str, EffectRow]()
     for seq, draft in enumerate(drafts, session.internals.pipeline.writer.tip.seq + 1):
         data = draft.data
         if draft.kind == "begun":
@@ -196,9 +197,9 @@ def _effect_row_changes(session: Session, drafts: Sequence[Draft]) -> list[RowCh
                 actor=draft.actor,
                 command=command_of(session.internals.store, data),
             )
-            found[effect.id] = EffectRow(effect, session.id)
+            found[effect.id] = EffectRow(effect, session.id, ledger=ledger.home)
         elif draft.kind == "ended":
-            effect_row = found.get(data["id"]) or _find_effect_row(session, kind, data["id"])
+            effect_row = found.get(data["id"]) or _find_effect_row(ledger, data["id"])
             if effect_row is not None:
                 effect = msgspec.structs.replace(effect_row.effect, state=data["state"], ended=seq)
                 found[effect.id] = msgspec.structs.replace(
@@ -207,9 +208,9 @@ def _effect_row_changes(session: Session, drafts: Sequence[Draft]) -> list[RowCh
                     outcome=data.get("outcome"),
                     error=data.get("error", ""),
                 )
-    return [RowChange(kind, id_, encode(effect_row)) for id_, effect_row in found.items()]
+    return [effect_change(effect_row) for effect_row in found.values()]
 
 
-def _find_effect_row(session: Session, kind: str, effect: str) -> EffectRow | None:
-    row = session.internals.store.catalog.row(kind, effect)
-    return decode(EffectRow, row.value) if row is not None else None
+def _find_effect_row(ledger: Ledger, effect: str) -> EffectRow | None:
+    known = ledger.find(effect)
+    return known.row if known is not None else None

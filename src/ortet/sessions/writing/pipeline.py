@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol
 from ortet.errors import Invalid, OrtetError, Refused
 from ortet.history.commits import CommitInfo
 from ortet.journal.events import Draft, Event
-from ortet.sessions.actions.actions import KeyScope, Replay, plain
+from ortet.sessions.actions.actions import CallOptions
 from ortet.sessions.actions.budget import SessionBudget
 from ortet.sessions.actions.effects import EffectLog
 from ortet.sessions.context import SessionContext
@@ -38,15 +38,7 @@ class ActionRunner(Protocol):
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        *,
-        why: str = "",
-        replay: Replay | None = None,
-        key: str | None = None,
-        scope: KeyScope | None = None,
-        name: str | None = None,
-        approve: str | None = None,
-        record: Callable[[Any], Any] = plain,
-        recall: Callable[[Any], Any] = lambda outcome: outcome,
+        options: CallOptions,
     ) -> Any: ...
 
 
@@ -87,7 +79,7 @@ class VerbPipeline:
         self.held_lease = held_lease
         self.budget = budget
         self.auto_commit = auto_commit
-        self.effects = EffectLog(context.store, context.row, writer)
+        self.effects = _effect_log(context, writer)
         self.runner: ActionRunner = self.effects
         self.replay: ReplayControl | None = None
         self.commit: Callable[[str], object]
@@ -164,11 +156,11 @@ class VerbPipeline:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        **options: Any,
+        options: CallOptions,
     ) -> Any:
         """Run a function as an action, with the steps around it; see `EffectLog.act`."""
         with self.action_scope():
-            return self.runner.act(function, args, kwargs, **options)
+            return self.runner.act(function, args, kwargs, options)
 
     @contextmanager
     def action_scope(self) -> Iterator[None]:
@@ -239,9 +231,13 @@ class VerbPipeline:
         """Use the timeline and the state that the writer has switched to."""
         context = self.context
         context.switch(context.row, self.writer.event_log, self.writer.state)
-        self.effects = EffectLog(context.store, context.row, self.writer)
+        self.effects = _effect_log(context, self.writer)
         self.runner = self.effects
         self.auto_commit.reset(context.now())
+
+
+def _effect_log(context: SessionContext, writer: EventWriter) -> EffectLog:
+    return EffectLog(context.store, context.row, writer, context.services.ledger_indexes)
 
 
 def need_writer(pipeline: VerbPipeline | None) -> VerbPipeline:
