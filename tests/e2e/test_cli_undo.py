@@ -123,3 +123,113 @@ def test_invalid_undo_arguments_are_refused(
 def test_undo_never_creates_a_store(ortet: Ortet, tmp_path: Path) -> None:
     assert ortet.kind("undo", cwd=tmp_path, code=4) == "no_workspace"
     assert not ortet.store.exists()
+
+
+def test_undo_and_redo_count_moves_that_can_be_seen(
+    ortet: Ortet, proj: Path, commit: Commit
+) -> None:
+    first = commit("first")
+    commit("second", **{"a.txt": "two\n"})
+    ortet("restore", first, cwd=proj)
+    ortet("undo", "2", cwd=proj)
+    assert text(proj) == "one\n"
+    ortet("redo", "2", cwd=proj)
+    assert text(proj) == "one\n"
+    ortet("undo", cwd=proj)
+    assert text(proj) == "two\n"
+    assert ortet.kind("redo", "2", cwd=proj, code=4) == "nothing_to_redo"
+    ortet("verify", cwd=proj)
+
+
+def test_undo_by_turn_goes_back_to_before_the_last_message_of_the_user(
+    ortet: Ortet, proj: Path
+) -> None:
+    with library.open(ortet.store) as hub, hub.session("fix", workspace=proj) as s:
+        s.say("user", "one")
+        s.say("assistant", "done")
+        (proj / "a.txt").write_text("after one\n")
+        s.commit("one")
+        s.say("user", "two")
+        (proj / "a.txt").write_text("half\n")
+        s.commit("half of two")
+        (proj / "a.txt").write_text("after two\n")
+        s.say("assistant", "done too")
+        s.commit("two")
+
+    def said() -> list[str]:
+        found = ortet.json("journal", "fix", "--kind", "message", cwd=proj)
+        return [event["data"]["content"] for event in found]
+
+    preview = ortet.json("undo", "--turn", "--dry-run", cwd=proj)
+    assert [change["path"] for change in preview["changes"]] == ["a.txt"]
+    assert (text(proj), len(said())) == ("after two\n", 4)
+    ortet("undo", "--turn", cwd=proj)
+    assert (text(proj), said()) == ("after one\n", ["one", "done"])
+    ortet("redo", "2", cwd=proj)
+    assert (text(proj), said()) == ("after two\n", ["one", "done", "two", "done too"])
+    assert ortet.kind("undo", "3", "--turn", cwd=proj, code=4) == "nothing_to_undo"
+    ortet("undo", "--turn", "2", "-s", "fix", cwd=proj)
+    assert said() == []
+    ortet("verify", cwd=proj)
+
+
+def test_undo_by_turn_needs_a_session(ortet: Ortet, proj: Path, commit: Commit) -> None:
+    commit("first")
+    assert ortet.kind("undo", "--turn", cwd=proj, code=2) == "no_turn"
+
+
+def test_restore_of_parts_leaves_the_others_as_they_are(ortet: Ortet, proj: Path) -> None:
+    with library.open(ortet.store) as hub, hub.session("fix", workspace=proj) as s:
+        s.say("user", "one")
+        first = s.commit("one").oid
+        s.say("user", "two")
+        (proj / "a.txt").write_text("two\n")
+        second = s.commit("two").oid
+
+    def said() -> list[str]:
+        found = ortet.json("journal", "fix", "--kind", "message", cwd=proj)
+        return [event["data"]["content"] for event in found]
+
+    shown = ortet("restore", first, "--only", "files", "--dry-run", cwd=proj).out
+    assert "\n  M a.txt\n" in shown and "left as it is: mind, processes" in shown
+    assert (text(proj), said()) == ("two\n", ["one", "two"])
+    done = ortet("restore", first, "--only", "files", cwd=proj).out
+    assert "restored: 1 written" in done and "left as it is: mind, processes" in done
+    assert (text(proj), said()) == ("one\n", ["one", "two"])
+    ortet("restore", second, "--only", "files", cwd=proj)
+    done = ortet("restore", first, "--only", "mind", cwd=proj).out
+    assert "the mind goes back by 1 event" in done and "left as it is: files" in done
+    assert (text(proj), said()) == ("two\n", ["one"])
+    told = ortet.json("restore", second, "--only", "mind,files", cwd=proj)
+    assert (told["parts"], text(proj), said()) == (["mind", "files"], "two\n", ["one", "two"])
+    ortet("verify", cwd=proj)
+
+
+def test_restore_and_rewind_say_what_goes_back(ortet: Ortet, proj: Path) -> None:
+    with library.open(ortet.store) as hub, hub.session("fix", workspace=proj) as s:
+        s.say("user", "one")
+        first = s.commit("one").oid
+        s.say("user", "two")
+        (proj / "a.txt").write_text("two\n")
+        s.commit("two")
+    for words in (("restore", first), ("rewind",)):
+        preview = ortet.json(*words, "--dry-run", cwd=proj)
+        assert (preview["oid"], preview["events"], preview["dry_run"]) == (first, 1, True)
+        assert [change["path"] for change in preview["changes"]] == ["a.txt"]
+        shown = ortet(*words, "--dry-run", cwd=proj).out
+        assert f"would {words[0]}: 1 modified" in shown
+        assert "the mind goes back by 1 event" in shown
+    assert text(proj) == "two\n"
+    assert "the mind goes back by 1 event" in ortet("rewind", cwd=proj).out
+    assert text(proj) == "one\n"
+
+
+def test_the_mind_of_a_workspace_without_a_session_is_not_there(
+    ortet: Ortet, proj: Path, commit: Commit
+) -> None:
+    first = commit("first")
+    commit("second", **{"a.txt": "two\n"})
+    kind = ortet.kind("restore", first, "--only", "mind", cwd=proj, code=2)
+    assert kind == "nothing_to_restore"
+    ortet("restore", first, "--only", "files", cwd=proj)
+    assert text(proj) == "one\n"

@@ -279,14 +279,15 @@ class TestTrail:
         with pytest.raises(NotFound):
             trail.find("redo", 1, Oid(b"D"))
 
-    def test_undo_skips_moves_that_lead_to_the_current_state(self) -> None:
+    def test_moves_that_change_nothing_visible_are_not_counted(self) -> None:
         trail = UndoHistory(
             [op(1, "commit", "", "A"), op(2, "move", "A", "B"), op(3, "move", "B", "A")]
         )
-        oid, far, _ = trail.find("undo", 2, Oid(b"B"))
-        assert (oid, far) == (b"A", 2)
-        with pytest.raises(NotFound):
-            trail.find("undo", 2, Oid(b"A"))
+        assert trail.find("undo", 1, Oid(b"B"), lambda *_: True)[:2] == (b"B", 1)
+        assert trail.find("undo", 1, Oid(b"B"))[:2] == (b"A", 2)
+        assert trail.find("undo", 2, Oid(b"A"))[:2] == (b"A", 2)
+        with pytest.raises(NotFound, match="only 2 can be undone"):
+            trail.find("undo", 3, Oid(b"A"))
 
     def test_undo_without_any_move_is_refused(self) -> None:
         with pytest.raises(NotFound):

@@ -134,6 +134,12 @@ def _session_of_directory(call: CliCall, rows: list[SessionRow]) -> SessionRow:
     )
 
 
+def session_of_workspace(call: CliCall, name: str | None) -> SessionRow | None:
+    """Return the session that works in the named workspace, or in that of this directory."""
+    branch = call.row(name).name
+    return next((row for row in call.hub.sessions() if row.branch == branch), None)
+
+
 def read_session(call: CliCall, word: str | None) -> SessionReader:
     """Open a session for reading."""
     return call.hub.get(find_session(call, word).id)

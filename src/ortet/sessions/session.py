@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     )
     from ortet.sessions.table import SessionRow
     from ortet.store.context import StoreContext
-    from ortet.workspaces.undo import UndoResult
+    from ortet.workspaces.undo import UndoResult, UndoUnit
     from ortet.workspaces.workspace import Workspace
 
 T = TypeVar("T")
@@ -945,17 +945,23 @@ class Session(SessionReader):
         """
         return self._navigation.rewind(n)
 
-    def undo(self, n: int = 1, *, dry_run: bool = False) -> UndoResult:
+    def undo(self, n: int = 1, *, by: UndoUnit = "move", dry_run: bool = False) -> UndoResult:
         """Undo the last n operations that moved the branch, state and files together.
 
-        Uncommitted files count as the first operation. Without files, uncommitted events do.
-        Effects stay done; the report lists them. `redo` reverts an undo.
+        An operation that changed neither files nor conversation is not counted. Uncommitted files
+        count as the first operation. Without files, uncommitted events do. Effects stay done; the
+        report lists them. `redo` reverts an undo.
 
         Args:
-            n: the number of operations.
+            n: the number of operations, or of turns.
+            by: "turn" restores the state before the n-th last message of the user, with the files
+                of the last commit before it.
             dry_run: return what would happen, without changing anything.
+
+        Raises:
+            NotFound: "nothing_to_undo" if there are fewer operations or turns.
         """
-        return self._navigation.undo(n, dry_run=dry_run)
+        return self._navigation.undo(n, by=by, dry_run=dry_run)
 
     def redo(self, n: int = 1, *, dry_run: bool = False) -> UndoResult:
         """Redo the last n undone operations, unless another operation followed the undo.

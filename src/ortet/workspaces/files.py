@@ -29,6 +29,9 @@ from ortet.workspaces.branch import WorkspaceBranch
 from ortet.workspaces.commit_participant import pending_restore
 from ortet.workspaces.machine_homes import OpenMachine
 
+RECORDED_VERBS = frozenset({"undo", "redo"})
+"""Moves that the reflog records even if they lead to the head: the next undo counts from them."""
+
 
 class WorkspaceFiles:
     """The machine of an open workspace and the branch that its commits go to."""
@@ -116,7 +119,7 @@ class WorkspaceFiles:
         if paths is not None:
             return self._restore_paths(target, verb, [os.fsencode(path) for path in paths])
         safety = self.commit_pending(f"before {verb}")
-        if target == safety:
+        if target == safety and verb not in RECORDED_VERBS:
             return Report()
         if may_be_unreferenced:
             pin_commit(self.store, target, reachable_from=safety, branch=self.branch.name)

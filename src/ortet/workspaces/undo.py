@@ -4,13 +4,20 @@ The reflog is read like the history of an editor. Each move of the branch is a s
 back along the steps, and a redo goes forward. Any other move after an undo discards the steps to
 redo; they stay in the reflog.
 
+A step that changed nothing visible is not counted: the user sees no difference, and would have to
+repeat the undo. Files and the conversation are visible.
+
 Uncommitted files are a step too, and the first to be undone. A program that keeps writing a log
 file must not block undo forever. So after an undo of uncommitted files only, new uncommitted files
 are committed without becoming a step. A redo commits uncommitted files in the same way.
+
+An undo by turn leads to the state before a message of the user, which need not be a step. It counts
+as the steps since then, so that a redo goes forward along them.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple
 
@@ -29,6 +36,8 @@ from ortet.workspaces.files import WorkspaceFiles
 from ortet.workspaces.results import RestoreResult
 
 UndoDirection = Literal["undo", "redo"]
+UndoUnit = Literal["move", "turn"]
+"""What an undo counts: moves of the branch, or messages of the user."""
 UNDO: Final = "undo"
 REDO: Final = "redo"
 
@@ -92,36 +101,59 @@ class UndoHistory:
             self._current, _UndoPosition(Oid(b""), UndoStep("work", UNCOMMITTED_MESSAGE))
         )
 
-    def find(self, direction: UndoDirection, n: int, here: Oid) -> tuple[Oid, int, list[UndoStep]]:
+    def find(
+        self,
+        direction: UndoDirection,
+        n: int,
+        here: Oid,
+        differs: Callable[[Oid, Oid], bool] = operator.ne,
+    ) -> tuple[Oid, int, list[UndoStep]]:
         """Return the commit n steps away, the distance, and the steps in between.
 
-        An undo always leads to another state, so steps to an equal state are skipped.
+        Args:
+            direction: the direction of the steps.
+            n: the number of steps.
+            here: the present commit.
+            differs: True if two commits differ visibly. A step to a commit that does not differ
+                from the one before is not counted.
 
         Raises:
             NotFound: there are not enough steps.
         """
         sign = -1 if direction == UNDO else 1
-        end = self._current + sign * n
-        while self._has(end) and self._positions[end].oid == here:
+        end, last, count = self._current, here, 0
+        while count < n:
             end += sign
-        if not self._has(end):
-            raise self._no_more(direction)
+            if not 0 <= end < len(self._positions):
+                raise self._no_more(direction, count)
+            oid = self._positions[end].oid
+            if oid is None:
+                raise self._no_more(direction, count)
+            if differs(last, oid):
+                last, count = oid, count + 1
+        return last, abs(end - self._current), self._steps_to(end)
+
+    def find_back(self, is_reached: Callable[[Oid], bool]) -> tuple[int, list[UndoStep]]:
+        """Return the distance to the newest position that `is_reached`, and the steps since.
+
+        Without such a position it is the distance to the first one.
+        """
+        end = self._current
+        while end > 0:
+            oid = self._positions[end].oid
+            if oid and is_reached(oid):
+                break
+            end -= 1
+        return self._current - end, self._steps_to(end)
+
+    def _steps_to(self, end: int) -> list[UndoStep]:
+        """Return the steps between here and another position, in the order they are applied."""
         low, high = sorted((self._current, end))
         steps = [place.step for place in self._positions[low + 1 : high + 1]]
-        oid = self._positions[end].oid
-        assert oid is not None
-        return oid, abs(end - self._current), steps[::sign]
+        return steps[::-1] if end < self._current else steps
 
-    def _has(self, index: int) -> bool:
-        return 0 <= index < len(self._positions) and self._positions[index].oid is not None
-
-    def _no_more(self, direction: UndoDirection) -> NotFound:
-        reach = (
-            self._positions[: self._current]
-            if direction == UNDO
-            else self._positions[self._current + 1 :]
-        )
-        count = sum(place.oid is not None for place in reach)
+    @staticmethod
+    def _no_more(direction: UndoDirection, count: int) -> NotFound:
         what = "undone" if direction == UNDO else "done again"
         if count:
             few = f"only {count} can be {what} here: give a number up to that"
@@ -227,6 +259,16 @@ class UndoFiles(NamedTuple):
     at_commit: Callable[[Oid], Image]
 
 
+class TurnStart(NamedTuple):
+    """The state before a message of the user, as a commit.
+
+    `is_reached` returns True for a commit that has no later event.
+    """
+
+    oid: Oid
+    is_reached: Callable[[Oid], bool]
+
+
 def plan_undo(
     store: StoreContext,
     branch: str,
@@ -235,12 +277,14 @@ def plan_undo(
     *,
     files: UndoFiles | None,
     dirty: bool,
+    turn: TurnStart | None = None,
 ) -> UndoPlan:
     """Plan an undo or redo.
 
     Args:
         files: the files of the workspace; None if the session has none.
         dirty: True if something other than files is uncommitted.
+        turn: where an undo by turn leads; `n` is not used then.
 
     Raises:
         NotFound: there is no commit, or there are not enough steps.
@@ -255,10 +299,32 @@ def plan_undo(
     own = changed and trail.uncommitted_is_step and direction == UNDO
     if own:
         trail.add_uncommitted_step()
-    target, far, steps = trail.find(direction, n, Oid(b"") if changed else head.oid)
+    if turn is not None:
+        target, (far, steps) = turn.oid, trail.find_back(turn.is_reached)
+    else:
+        here = Oid(b"") if changed else head.oid
+        target, far, steps = trail.find(
+            direction, n, here, lambda before, after: _differ_visibly(store, before, after)
+        )
     changes = diff_images(store.trees, files.current, files.at_commit(target)) if files else []
     message = UNCOMMITTED_MESSAGE if own else f"before {direction}"
     return UndoPlan(target, far, steps, changes, changed or dirty, message)
+
+
+def _differ_visibly(store: StoreContext, before: Oid, after: Oid) -> bool:
+    """Return True if two commits differ in files or in the conversation.
+
+    An empty id stands for uncommitted files, which always differ.
+    """
+    if before == after or not before or not after:
+        return before != after
+    old, new = store.history.state(before), store.history.state(after)
+    if old.journal != new.journal or bool(old.machine) != bool(new.machine):
+        return True
+    if old.machine == new.machine:
+        return False
+    images = store.read_image(Oid(old.machine)), store.read_image(Oid(new.machine))
+    return not all(map(is_directory_touch, diff_images(store.trees, *images)))
 
 
 @retry_on_sweep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -17,7 +17,7 @@ from ortet.workspaces.undo import UNCOMMITTED_MESSAGE
 
 if TYPE_CHECKING:
     from ortet.sessions.session import Session
-    from ortet.workspaces.undo import UndoDirection, UndoResult, UndoStep
+    from ortet.workspaces.undo import UndoDirection, UndoResult, UndoStep, UndoUnit
     from ortet.workspaces.workspace import Workspace
 
 _MAX_CHANGES_SHOWN = 20
@@ -39,24 +39,30 @@ def _options(function: _F) -> _F:
 
 
 @verb()
+@click.option("--turn", is_flag=True, help="Go back to before the last message of the user.")
 @_options
 def undo(
-    call: CliCall, count: int, *, dry_run: bool, session: str | None, name: str | None
+    call: CliCall, count: int, *, turn: bool, dry_run: bool, session: str | None, name: str | None
 ) -> None:
     """Undo the last move of this branch, files and state together.
 
-    The moves are commit, restore, rewind, merge, land and adopt. Uncommitted changes count as the
-    first move. Give N to undo several at once; `ortet undo` twice undoes two. Nothing is lost:
-    uncommitted changes are committed first, and `ortet redo` takes an undo back. Effects of actions
-    stay, and the command lists them.
+    The moves are commit, restore, rewind, merge, land and adopt. A move that changed neither files
+    nor conversation is not counted. Uncommitted changes count as the first move. Give N to undo
+    several at once; `ortet undo` twice undoes two. With --turn, N counts messages of the user.
+    Nothing is lost: uncommitted changes are committed first, and `ortet redo` takes an undo back.
+    Effects of actions stay, and the command lists them.
 
     \b
     Example:
       ortet undo
       ortet undo 3 --dry-run
+      ortet undo --turn
       ortet undo -s fix-42
     """
-    _undo_or_redo(call, "undo", count, dry_run=dry_run, session=session, name=name)
+    unit: UndoUnit = "turn" if turn else "move"
+    if turn and session is None:
+        session, name = _session_with_turns(call, name), None
+    _undo_or_redo(call, "undo", count, unit, dry_run=dry_run, session=session, name=name)
 
 
 @verb()
@@ -73,13 +79,25 @@ def redo(
       ortet redo
       ortet redo 2
     """
-    _undo_or_redo(call, "redo", count, dry_run=dry_run, session=session, name=name)
+    _undo_or_redo(call, "redo", count, "move", dry_run=dry_run, session=session, name=name)
+
+
+def _session_with_turns(call: CliCall, name: str | None) -> str:
+    from ortet.cli.session_args import session_of_workspace
+
+    row = session_of_workspace(call, name)
+    if row is None:
+        raise Invalid(
+            "no_turn", "no session works in this workspace, so it has no turns: leave --turn out"
+        )
+    return row.id
 
 
 def _undo_or_redo(
     call: CliCall,
     direction: UndoDirection,
     count: int,
+    unit: UndoUnit,
     *,
     dry_run: bool,
     session: str | None,
@@ -91,13 +109,16 @@ def _undo_or_redo(
         raise Invalid("bad_usage", "a session and a workspace are given: leave -s or -w out")
     result: UndoResult
     if dry_run and session is not None:  # a dry run does not open the session
-        where, result = _preview_undo(call, session, direction, count)
+        where, result = _preview_undo(call, session, direction, count, unit)
         took = 0.0
     else:
         target = _open_target(call, session, name)
         where, began = target.name, time.perf_counter()
         with call.output.progress(direction):
-            result = getattr(target, direction)(count, dry_run=dry_run)
+            if unit == "turn":
+                result = cast("Session", target).undo(count, by="turn", dry_run=dry_run)
+            else:
+                result = getattr(target, direction)(count, dry_run=dry_run)
         took = time.perf_counter() - began
     data = {"name": where, "dry_run": dry_run, **_data(result)}
     head = call.output.paint(f"[{where} {output.short_id(result.restored.to)}]", fg="yellow")
@@ -121,7 +142,7 @@ def _open_target(call: CliCall, session: str | None, name: str | None) -> Worksp
 
 
 def _preview_undo(
-    call: CliCall, session: str, direction: UndoDirection, count: int
+    call: CliCall, session: str, direction: UndoDirection, count: int, unit: UndoUnit
 ) -> tuple[str, UndoResult]:
     from ortet.cli.session_args import read_session
     from ortet.machines.base import Report
@@ -130,7 +151,7 @@ def _preview_undo(
     from ortet.workspaces.undo import UndoResult
 
     view = read_session(call, session)
-    preview = preview_undo(view, direction, count)
+    preview = preview_undo(view, direction, count, by=unit)
     lost = Report(losses=preview.lost)
     restored = RestoreResult(
         preview.to, lost, preview.deeds, preview.collaborations, [], preview.secrets

@@ -34,6 +34,7 @@ from ortet.sessions.writing.pipeline import VerbPipeline
 from ortet.store.commit import check_message
 from ortet.store.pin_commit import pin_commit
 from ortet.store.sweep_retry import retry_on_sweep
+from ortet.workspaces.files import RECORDED_VERBS
 from ortet.workspaces.results import (
     ALL_PARTS,
     MACHINE_PARTS,
@@ -44,7 +45,11 @@ from ortet.workspaces.results import (
 
 if TYPE_CHECKING:
     from ortet.objects.placement import Durability
-    from ortet.workspaces.undo import UndoDirection, UndoResult
+    from ortet.workspaces.undo import UndoDirection, UndoResult, UndoUnit
+
+UNDO_UNIT = POSITIVE_COUNT._replace(
+    description="'move' or 'turn'", accepts=lambda value: value in ("move", "turn")
+)
 
 _RELEASE_MESSAGE = "let go on this host"
 """Message of the commit that a host makes before it releases a session with private files."""
@@ -208,17 +213,24 @@ class Navigation:
         target = self.store.history.nth_parent(from_hex(head.oid), n)
         return self.restore_commit(target, "rewind", ALL_PARTS)
 
-    def undo(self, n: int = 1, *, dry_run: bool = False) -> UndoResult:
+    def undo(self, n: int = 1, *, by: UndoUnit = "move", dry_run: bool = False) -> UndoResult:
         """Undo the last n operations that moved the branch, state and files together.
 
-        Uncommitted files count as the first operation. Without files, uncommitted events do.
-        Effects stay done; the report lists them. `redo` reverts an undo.
+        An operation that changed neither files nor conversation is not counted. Uncommitted files
+        count as the first operation. Without files, uncommitted events do. Effects stay done; the
+        report lists them. `redo` reverts an undo.
 
         Args:
-            n: the number of operations.
+            n: the number of operations, or of turns.
+            by: "turn" restores the state before the n-th last message of the user, with the files
+                of the last commit before it.
             dry_run: return what would happen, without changing anything.
+
+        Raises:
+            NotFound: "nothing_to_undo" if there are fewer operations or turns.
         """
-        return self._undo_or_redo("undo", n, dry_run)
+        require(UNDO_UNIT, by=by)
+        return self._undo_or_redo("undo", n, dry_run, by=by)
 
     def redo(self, n: int = 1, *, dry_run: bool = False) -> UndoResult:
         """Redo the last n undone operations, unless another operation followed the undo.
@@ -229,7 +241,11 @@ class Navigation:
         """
         return self._undo_or_redo("redo", n, dry_run)
 
-    def _undo_or_redo(self, direction: UndoDirection, n: int, dry_run: bool) -> UndoResult:
+    @retry_on_sweep
+    def _undo_or_redo(
+        self, direction: UndoDirection, n: int, dry_run: bool, *, by: UndoUnit = "move"
+    ) -> UndoResult:
+        from ortet.sessions.history.rewind import find_turn_start
         from ortet.workspaces.undo import UndoFiles, plan_undo
 
         require(POSITIVE_COUNT, n=n)
@@ -242,13 +258,20 @@ class Navigation:
             if machine is not None
             else None
         )
-        found = plan_undo(store, branch, direction, n, files=files, dirty=self._context.dirty)
-        if dry_run:
-            self._context.flush()
-            return found.preview(store, branch, self.participant)
-        was = self.commit(found.message).oid
-        restored = self.restore_commit(found.target, direction, ALL_PARTS, detail=found.detail)
-        return found.result(self.participant, from_hex(was), restored, kept=found.dirty)
+        dirty, context = self._context.dirty, self._context
+        with store.writing():  # until the head moves, only its id refers to the start of a turn
+            turn = None
+            if by == "turn":
+                context.flush()
+                log = self._pipeline.writer.event_log
+                turn = find_turn_start(context.services, context.row, log, n)
+            found = plan_undo(store, branch, direction, n, files=files, dirty=dirty, turn=turn)
+            if dry_run:
+                context.flush()
+                return found.preview(store, branch, self.participant)
+            was = self.commit(found.message).oid
+            restored = self.restore_commit(found.target, direction, ALL_PARTS, detail=found.detail)
+            return found.result(self.participant, from_hex(was), restored, kept=found.dirty)
 
     def restore_commit(
         self,
@@ -272,11 +295,12 @@ class Navigation:
         self._pipeline.budget.count()  # if the process is killed, its lost time counts from here
         safety = from_hex(self.commit(f"before {verb}").oid)
         files, report = self._files.workspace(), Report()
-        if target != safety and "mind" in parts:
+        moves = target != safety or verb in RECORDED_VERBS
+        if moves and "mind" in parts:
             for hook in self._context.hooks:
                 hook.before_move(verb)
         processes = "processes" in parts
-        if target != safety and files is not None and parts & MACHINE_PARTS:
+        if moves and files is not None and parts & MACHINE_PARTS:
             if "mind" in parts:
                 report = self._restore_files(
                     target,
@@ -287,7 +311,7 @@ class Navigation:
                 )
             else:
                 report = files.files.checkout_files(target, processes=processes)
-        elif target != safety and "mind" in parts:
+        elif moves and "mind" in parts:
             self.restore_state(
                 target,
                 verb,

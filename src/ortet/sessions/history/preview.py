@@ -28,11 +28,12 @@ from ortet.sessions.history.restore_report import (
     effects_since_commit,
     unavailable_secrets,
 )
+from ortet.sessions.history.rewind import find_turn_start
 from ortet.sessions.profiles import DEFAULT_OPTIONS
 from ortet.sessions.session import Session
 from ortet.sessions.starting import NO_FILES, check_fits
 from ortet.workspaces.results import UnavailableSecret, check_parts
-from ortet.workspaces.undo import UndoDirection, UndoFiles, UndoStep, plan_undo
+from ortet.workspaces.undo import UndoDirection, UndoFiles, UndoStep, UndoUnit, plan_undo
 
 if TYPE_CHECKING:
     from ortet.sessions.reader import SessionReader
@@ -82,19 +83,22 @@ def preview_rewind(view: SessionReader, n: int) -> RestorePreview:
     return preview_restore(view, view.internals.store.history.nth_parent(from_hex(head.oid), n))
 
 
-def preview_undo(view: SessionReader, direction: UndoDirection, n: int) -> RestorePreview:
-    """Preview `session.undo(n)` or `session.redo(n)`."""
-    with _open_present_files(view) as now:
+def preview_undo(
+    view: SessionReader, direction: UndoDirection, n: int, *, by: UndoUnit = "move"
+) -> RestorePreview:
+    """Preview `session.undo(n, by=by)` or `session.redo(n)`."""
+    with _open_present_files(view) as now, view.internals.store.writing():
         files = None
         if now.image is not None and now.row is not None:
-            store, nothing = view.internals.store, now.row.empty_image
+            objects, nothing = view.internals.store, now.row.empty_image
             files = UndoFiles(
-                now.image, lambda oid: store.read_image(store.image_oid(oid, nothing))
+                now.image, lambda oid: objects.read_image(objects.image_oid(oid, nothing))
             )
         dirty = _has_uncommitted_events(view)
-        found = plan_undo(
-            view.internals.store, view.internals.row.branch, direction, n, files=files, dirty=dirty
-        )
+        turn, store, own = None, view.internals.store, view.internals.row
+        if by == "turn":
+            turn = find_turn_start(view.internals.services, own, view.internals.event_log, n)
+        found = plan_undo(store, own.branch, direction, n, files=files, dirty=dirty, turn=turn)
         told = _build_preview(view, now, found.target, check_parts(None))
         return msgspec.structs.replace(told, steps=found.steps, uncommitted=found.dirty)
 

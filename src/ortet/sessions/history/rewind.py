@@ -11,12 +11,13 @@ from ortet.errors import NotFound
 from ortet.history.records import Commit, JournalHead, State
 from ortet.ids import Oid
 from ortet.journal.event_log import EMPTY_JOURNAL, EventLog
-from ortet.journal.events import Tip
+from ortet.journal.events import Event, Tip
 from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
 from ortet.objects.base import Kind
 from ortet.sessions.history.load import put_journal
 from ortet.sessions.table import SessionRow
+from ortet.workspaces.undo import TurnStart
 
 if TYPE_CHECKING:
     from ortet.sessions.services import JournalServices
@@ -65,6 +66,38 @@ def commit_at(sessions: JournalServices, row: SessionRow, event_log: EventLog, s
     oid = store.history.put(commit)
     store.objects.flush()
     return oid
+
+
+def find_turn_start(
+    sessions: JournalServices, row: SessionRow, event_log: EventLog, n: int
+) -> TurnStart:
+    """Return the state before the n-th last message of the user.
+
+    Its files are those of the last commit before. Must be called inside `store.writing()`, as
+    `commit_at`.
+
+    Raises:
+        NotFound: "nothing_to_undo" if there are fewer messages.
+    """
+    asked = [event.seq for event in event_log.events() if is_user_message(event)]
+    if len(asked) < n:
+        few = f"only {len(asked)} turns can be undone here: give a number up to that"
+        none = "the user said nothing yet: `ortet undo` undoes moves of the branch"
+        raise NotFound("nothing_to_undo", few if asked else none)
+    seq = asked[-n] - 1
+
+    def is_reached(oid: Oid) -> bool:
+        state = sessions.store.history.state(oid)
+        if not state.journal:
+            return True
+        return decode(JournalHead, sessions.store.objects.get(Oid(state.journal))).seq <= seq
+
+    return TurnStart(commit_at(sessions, row, event_log, seq), is_reached)
+
+
+def is_user_message(event: Event) -> bool:
+    """Return True if a turn begins with this event."""
+    return event.kind == "message" and event.data.get("role") == "user"
 
 
 def _newest(
