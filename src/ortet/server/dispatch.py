@@ -84,28 +84,28 @@ class _Call:
                 "another token",
             )
         pool = self._context.tenants.session_pool(caller.tenant)
-        given: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         if operation.request_type is not None:
-            given["ask"] = wire.parse_request(
+            arguments["ask"] = wire.parse_request(
                 operation.request_type,
                 path=request.path_params,
                 query=request.query_params.multi_items() if operation.in_query else (),
                 body=None if operation.in_query else self.body,
             )
         if operation.wants_caller:
-            given["caller"] = caller
+            arguments["caller"] = caller
         if operation.wants_pool:
-            given["pool"] = pool
+            arguments["pool"] = pool
         key = request.headers.get("idempotency-key")
         if operation.wants_key:
-            given["key"] = check_key(key) if key is not None else ""
+            arguments["key"] = check_key(key) if key is not None else ""
         if key is None or operation.wants_key or not operation.writes:
-            return self._run_timed(pool, given)
+            return self._run_timed(pool, arguments)
         where = f"{request.url.path}?{request.url.query}"
-        asked = f"{operation.method} {where}\n".encode() + self.body
+        fingerprint = f"{operation.method} {where}\n".encode() + self.body
         with pool.hub() as hub:
             answer, before = run_idempotent(
-                hub, key, caller.token, asked, lambda: self._run_timed(pool, given)
+                hub, key, caller.token, fingerprint, lambda: self._run_timed(pool, arguments)
             )
         if before:
             self._context.metrics.count("ortet_replays_total")
@@ -123,9 +123,9 @@ class _Call:
     def _run(self, pool: SessionPool, arguments: dict[str, Any]) -> RecordedResponse:
         operation, do, caller = self._operation, self._operation.handler, self.caller
         assert caller is not None
-        sight = self._context.commit_visibility
+        visibility = self._context.commit_visibility
         if operation.target is Hub:
-            with pool.hub() as hub, sight.restrict_hub(caller, hub):
+            with pool.hub() as hub, visibility.restrict_hub(caller, hub):
                 return self._response(do(hub, **arguments))
         if operation.target is SessionPool:
             if operation.needs_host:
@@ -136,13 +136,13 @@ class _Call:
         if operation.needs_host:
             caller.need_host()
         if operation.preview is not None and arguments["ask"].dry_run:
-            with pool.view(row.id) as view, sight.restrict_hub(caller, hub_of(view)):
+            with pool.view(row.id) as view, visibility.restrict_hub(caller, hub_of(view)):
                 self._check_head(view)
                 return self._response(operation.preview(view, arguments["ask"]), _etag(view))
         if operation.target is SessionReader:
-            with pool.view(row.id) as view, sight.restrict_hub(caller, hub_of(view)):
+            with pool.view(row.id) as view, visibility.restrict_hub(caller, hub_of(view)):
                 return self._response(do(view, **arguments), _etag(view))
-        with pool.open_session(row) as session, sight.restrict_hub(caller, hub_of(session)):
+        with pool.open_session(row) as session, visibility.restrict_hub(caller, hub_of(session)):
             self._check_head(session)
             value = do(session, **arguments)
             return self._response(value, _etag(session) if operation.moves_head else "")

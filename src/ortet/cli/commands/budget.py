@@ -109,18 +109,18 @@ def bill(call: CliCall, since: str | None, by: Any) -> None:
       ortet bill --since 2026-01-31 --by model
       ortet bill --since 7d --by day
     """
-    found = call.hub.bill(since=parse_time(call, "--since", since), by=by)
-    names = sorted({name for line in found for name in line.amounts})
-    rows: list[tuple[str, ...]] = [(by, "spends", *names)] if found else []
+    lines = call.hub.bill(since=parse_time(call, "--since", since), by=by)
+    names = sorted({name for line in lines for name in line.amounts})
+    rows: list[tuple[str, ...]] = [(by, "spends", *names)] if lines else []
     rows += [
         (
             output.safe(line.name) or "(none)",
             str(line.spends),
             *(_amount(line.amounts.get(name)) for name in names),
         )
-        for line in found
+        for line in lines
     ]
-    call.output.emit(found, call.output.table(rows) or ["nothing was spent"])
+    call.output.emit(lines, call.output.table(rows) or ["nothing was spent"])
 
 
 def _amount(value: float | None) -> str:

@@ -43,14 +43,14 @@ class StoreStats(msgspec.Struct, frozen=True):
 @operation("GET", "/store")
 def stats(hub: Hub) -> StoreStats:
     """Show the size of the store."""
-    found, rows = hub.objects.stats(), hub.sessions()
+    size, rows = hub.objects.stats(), hub.sessions()
     return StoreStats(
-        bytes=found.pack_bytes + found.tail_bytes,
-        objects=found.objects,
-        packs=found.packs,
-        pack_bytes=found.pack_bytes,
-        tails=found.tails,
-        tail_bytes=found.tail_bytes,
+        bytes=size.pack_bytes + size.tail_bytes,
+        objects=size.objects,
+        packs=size.packs,
+        pack_bytes=size.pack_bytes,
+        tails=size.tails,
+        tail_bytes=size.tail_bytes,
         sessions=dict(Counter(row.status for row in rows)),
         agents=dict(Counter(row.agent for row in rows)),
         branches=len(hub.refs.branches()),

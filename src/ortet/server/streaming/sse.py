@@ -71,7 +71,7 @@ class StreamPage(msgspec.Struct, frozen=True):
     ready. `over`: the reason why the stream has ended, or "".
     """
 
-    told: Sequence[StreamEvent]
+    events: Sequence[StreamEvent]
     cursor: Any
     more: bool = False
     over: str = ""
@@ -175,11 +175,11 @@ class EventStream(Response):
         page, live, clock = self._page, False, asyncio.get_running_loop().time
         checked = spoken = clock()
         while True:
-            if page is not self._page and page.told:  # a revoked token gets no new events
+            if page is not self._page and page.events:  # a revoked token gets no new events
                 if not await self._host.is_authorized(self._request):
                     return "token"
                 checked = clock()
-            frames = [one.frame for one in page.told if self._source.includes(one)]
+            frames = [one.frame for one in page.events if self._source.includes(one)]
             if not live and not page.more:
                 frames.append(make_event({}, id=str(page.cursor), name="live").frame)
                 live = True
@@ -195,7 +195,7 @@ class EventStream(Response):
             if not page.more:
                 rest = min(spoken, checked) + self._heartbeat - clock()
                 if not await listener.wait(max(0.0, rest)):
-                    page = msgspec.structs.replace(page, told=())
+                    page = msgspec.structs.replace(page, events=())
                     await connection.send(b":\n\n")
                     spoken = clock()
                     continue

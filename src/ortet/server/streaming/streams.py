@@ -66,7 +66,7 @@ class Streams:
         except BaseException:
             source.close()
             raise
-        if first.over and not first.told:
+        if first.over and not first.events:
             source.close()
             return Response(status_code=204)
         return EventStream(self, request, source, first, heartbeat)

@@ -47,7 +47,7 @@ class SessionListQuery(msgspec.Struct, frozen=True):
 
 
 class SessionCard(msgspec.Struct, frozen=True):
-    """One session. `found` is the text that matched, if it is not the name."""
+    """One session. `match` is the text that matched, if it is not the name."""
 
     id: str
     name: str
@@ -62,7 +62,7 @@ class SessionCard(msgspec.Struct, frozen=True):
     live: bool
     parent: str
     events: int
-    found: str = ""
+    match: str = ""
     fault: str = ""
 
 
@@ -116,7 +116,7 @@ def build_session_list(
                 row,
                 touched[row.id],
                 live=has_live_machine(row.id),
-                found=matches.get(row.id, ""),
+                match=matches.get(row.id, ""),
             )
             for row in shown
         ],
@@ -133,7 +133,7 @@ def build_session_list(
 
 
 def build_session_card(
-    hub: Hub, row: SessionRow, last_active_ns: int, *, live: bool, found: str = ""
+    hub: Hub, row: SessionRow, last_active_ns: int, *, live: bool, match: str = ""
 ) -> SessionCard:
     """Return the card of a session. If the session cannot be read, `fault` says why."""
     card = SessionCard(
@@ -150,7 +150,7 @@ def build_session_card(
         live=live,
         parent=row.parent,
         events=0,
-        found=found,
+        match=match,
     )
     try:
         view = hub.get(row.id)
