@@ -38,7 +38,8 @@ def swarm(base: Path, tell: Tell, *, name: str, keep: Any, files: bool) -> None:
             harvest=True,
             progress=lambda found: tell("seen", found.count("done"), found.state),
         )
-        tell("result", result.state, result.kept, [one.score for one in result.attempts])
+        scores = [one.score for one in result.attempts]
+        tell("result", result.state, result.kept, scores, [one.error for one in result.attempts])
 
 
 def block(base: Path, tell: Tell, *, interrupted: Any, stop_when: float | None) -> None:

@@ -101,7 +101,7 @@ def campaign(base: Path, dice: random.Random, *, rounds: int, keep: Any, files: 
             if not ended.killed:
                 break
         kept = [N - 1] if keep == 1 else list(range(N - 1, -1, -1))
-        assert ended.of("result") == [["finished", kept, [float(i) for i in range(N)]]]
+        assert ended.of("result") == [["finished", kept, [float(i) for i in range(N)], [""] * N]]
         check(place, "race", kept, files=files)
         if not files:
             done = Counter(line[1] for line in marks(place / "marks") if line[0] == "done")
@@ -138,7 +138,7 @@ def test_swarm_killed_at_each_fault_point_ends_with_the_same_result(
     assert run("swarm", base, fault=f"{point}:kill", **how).killed
     ended = run("swarm", base, **how)
     kept = [N - 1] if keep == 1 else list(range(N - 1, -1, -1))
-    assert ended.of("result") == [["finished", kept, [float(i) for i in range(N)]]]
+    assert ended.of("result") == [["finished", kept, [float(i) for i in range(N)], [""] * N]]
     check(base, "race", kept, files=False)
     if point in ("swarm.choosing", "swarm.adopted", "swarm.harvested", "swarm.dropped"):
         done = Counter(line[1] for line in marks(base / "marks") if line[0] == "done")

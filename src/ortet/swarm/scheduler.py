@@ -74,19 +74,31 @@ class SwarmScheduler:
         for i, row in enumerate(self._rows):
             if row.state not in UNFINISHED or not row.tries:
                 continue
-            self._kill_attempt(row)
-            now = self._records.attempt(i)
-            if now.state not in UNFINISHED:  # it finished before it was killed
-                self._rows[i] = now
-            elif now.state == "running" and self._plan.interrupted == "count":
-                lost = "its driver was killed while it ran"
-                self._write(replace(now, state="failed", reason="interrupted", error=lost))
-            else:
-                self._write(replace(now, state="waiting"))
+            now = self._rows[i] = self._take_over(row)
             failpoint("swarm.taken-over")
-            if self._rows[i].state == "waiting":
+            if now.state == "waiting":
                 for fork in now.forks:
                     drop_fork(self._hub, fork.id, fork.branch)
+
+    def _take_over(self, row: AttemptRow) -> AttemptRow:
+        """Kill the processes of an interrupted try, and return the row that says what follows.
+
+        The former driver may have asked for a process that is forked only now. If that process
+        writes to the row first, it is found and killed in the next round. If this process writes
+        first, that one sees another version of the row and ends by itself.
+        """
+        while True:
+            self._kill_attempt(row)
+            row = self._records.attempt(row.i)
+            if row.state not in UNFINISHED:  # it finished before it was killed
+                return row
+            if row.state == "running" and self._plan.interrupted == "count":
+                lost = "its driver was killed while it ran"
+                new = replace(row, state="failed", reason="interrupted", error=lost)
+            else:
+                new = replace(row, state="waiting")
+            with suppress(Conflict):
+                return self._records.write_attempt(new)
 
     def _kill_attempt(self, row: AttemptRow) -> None:
         """Kill the processes of a try, if there are any."""

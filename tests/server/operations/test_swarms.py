@@ -28,6 +28,7 @@ class Gate:
         self._changed = Condition()
         self._open: set[int] = set()
         self.tries: dict[int, int] = {}
+        self._here: dict[int, int] = {}
         Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -48,6 +49,13 @@ class Gate:
                 self.tries
             )
 
+    def left(self, *attempts: int) -> None:
+        """Wait until no process of these attempts is there."""
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: not any(self._here.get(i) for i in attempts), 2 * WAIT
+            ), self._here
+
     def close(self) -> None:
         self.let(*range(100))
         self._listener.close()
@@ -62,9 +70,19 @@ class Gate:
             i = int(visitor.makefile().readline())
             with self._changed:
                 self.tries[i] = self.tries.get(i, 0) + 1
+                self._here[i] = self._here.get(i, 0) + 1
                 self._changed.notify_all()
+            Thread(target=self._see_off, args=(visitor.dup(), i), daemon=True).start()
+            with self._changed:
                 self._changed.wait_for(lambda: i in self._open)
             visitor.sendall(b"go\n")
+
+    def _see_off(self, visitor: socket.socket, i: int) -> None:
+        with visitor, suppress(OSError):
+            visitor.recv(1)  # its process says nothing more, so this returns at its end
+        with self._changed:
+            self._here[i] -= 1
+            self._changed.notify_all()
 
 
 @pytest.fixture
@@ -260,6 +278,7 @@ def _finished_by(server: Server, swarm: str, gate: Gate, last: str) -> None:
     client = server.client()
     before = client.get(swarm)
     assert (before["state"], before["driven"]) == ("running", False)
+    gate.left(2, 3)  # else what was begun would end in time, and not be tried again
     gate.let(*range(8))
     resumed = client.ask("POST", f"{swarm}/resume", {"parallel": 2})
     assert resumed.status == 202, resumed

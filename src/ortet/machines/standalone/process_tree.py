@@ -13,7 +13,10 @@ RUN_MARK_VARIABLE = "ORTET_RUN"
 """Environment variable with the mark of the run of a process; nested runs append with a colon."""
 
 KILL_TIMEOUT_SECONDS = 10.0
-"""Seconds after which a process that survives SIGKILL (it waits for a device) is left alone."""
+"""Seconds after which a process that survives SIGKILL (it waits for a device) is left alone.
+
+They count from the first SIGKILL to that process: on a busy host the search takes long, too.
+"""
 
 
 _THREAD_COUNT_FIELD = 17  # index of the thread count in /proc/PID/stat, after the command name
@@ -42,15 +45,19 @@ def kill_rounds(mark: str, leader: int, exclude: Collection[int] = ()) -> Iterat
     if not os.path.isdir("/proc/self"):
         _kill_group(leader)
         return
-    deadline = time.monotonic() + KILL_TIMEOUT_SECONDS
     immortal: set[int] = set()
-    while (members := run_pids(mark, leader, exclude) - immortal) and time.monotonic() < deadline:
+    killed_at: dict[int, float] = {}
+    while members := run_pids(mark, leader, exclude) - immortal:
         stopped: set[int] = set()
         while fresh := members - stopped:
             immortal |= {pid for pid in fresh if not _send_signal(pid, signal.SIGSTOP)}
             stopped |= fresh
             members = run_pids(mark, leader, exclude)
         immortal |= {pid for pid in members if not _send_signal(pid, signal.SIGKILL)}
+        now = time.monotonic()
+        for pid in members:
+            if now - killed_at.setdefault(pid, now) > KILL_TIMEOUT_SECONDS:
+                immortal.add(pid)
         yield
 
 
