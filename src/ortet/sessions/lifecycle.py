@@ -19,7 +19,7 @@ from ortet.sessions.history.navigation import Navigation
 from ortet.sessions.machine.session_files import SessionFiles
 from ortet.sessions.memory.episodes import episode_data, last_episode_seq
 from ortet.sessions.table import ACTIVE, CLOSED, PAUSED, SessionTable, check_move
-from ortet.sessions.writing.pipeline import VerbPipeline
+from ortet.sessions.writing.pipeline import VerbPipeline, exclusive_verb
 from ortet.sessions.writing.state_cache import cache_writer_state
 from ortet.workspaces.commit_participant import pending_restore
 
@@ -72,6 +72,11 @@ class Lifecycle:
         pipeline.drain_inbox()
         self._navigation.publish()
 
+    @property
+    def pipeline(self) -> VerbPipeline:
+        return self._pipeline
+
+    @exclusive_verb
     def end(self, status: str, why: str) -> None:
         """Set the status to paused, or to closed at its end, and release the lease."""
         check_text(why=why)
@@ -83,6 +88,7 @@ class Lifecycle:
             self.release()
             return
         try:
+            pipeline.writer.repair()
             pipeline.drain_inbox()
             self._environment.probe_on_release()
             self._navigation.commit_before_release()
@@ -102,6 +108,7 @@ class Lifecycle:
         finally:
             self.abandon()
 
+    @exclusive_verb
     def release_for_handover(self) -> None:
         """Release the session for the next process, without a lifecycle event.
 
@@ -115,6 +122,7 @@ class Lifecycle:
             self.end(PAUSED, "")
             return
         try:
+            pipeline.writer.repair()
             pipeline.drain_inbox()
             self._navigation.commit_before_release()
             pipeline.budget.settle()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from ortet._util.log import get_logger
 from ortet._util.validation import check_text
 from ortet.backends.base import Append, Lease, LeaseClaim, Timeline
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Refused
@@ -46,10 +47,12 @@ from ortet.sessions.writing.event_writer import EventWriter
 from ortet.sessions.writing.lease_handover import HANDOVER_OWNER_PREFIX, acquire_or_request_lease
 from ortet.store.lease import (
     LEASE_TTL_NS,
+    ClaimingLease,
     HeldLease,
     LeaseRenewer,
     NoLease,
     is_lease_held,
+    is_orphaned,
     owner_prefix,
     session_in_use,
 )
@@ -111,7 +114,6 @@ class SessionManager:
         self._lease_renewer = LeaseRenewer()
         self._open: list[Session] = []
         self._process_owner = (0, "")
-        self._unreleased_owners: set[str] = set()  # owners of leases that could not be released
 
     def open(
         self,
@@ -286,25 +288,27 @@ class SessionManager:
         self._lease_renewer.remove(session.internals.held_lease)
         try:
             session.internals.held_lease.release()
-        # for example a full disk: the lease expires, or this process takes it again
-        except OrtetError:
-            self._unreleased_owners.add(session.internals.held_lease.lease.owner)
+        except OrtetError as error:  # the lease expires, or this process takes it again
+            get_logger(__name__).warning(
+                "the lease of session %s was not released: %s", session.id, error.kind
+            )
 
     @contextmanager
     def _lease_while_opening(self, row: SessionRow) -> Iterator[Lease]:
         """Hold the lease while a session is opened, and release it if that fails."""
-        lease = self.acquire_lease(row)
-        try:
-            yield lease
-        except BaseException:
-            for session in self._open:
-                if session.internals.held_lease.lease.owner == lease.owner:
-                    session.internals.lifecycle.abandon()
-                    break
-            else:
-                with suppress(OrtetError):
-                    self.store.catalog.release(lease)
-            raise
+        with ClaimingLease():
+            lease = self.acquire_lease(row)
+            try:
+                yield lease
+            except BaseException:
+                for session in self._open:
+                    if session.internals.held_lease.lease.owner == lease.owner:
+                        session.internals.lifecycle.abandon()
+                        break
+                else:
+                    with suppress(OrtetError):
+                        self.store.catalog.release(lease)
+                raise
 
     def resume_handed_over(
         self,
@@ -393,21 +397,22 @@ class SessionManager:
             made, event = self.services.chain.make(tip, known, self.store.clock.now_ns())
             tip = Tip(event.seq, event.hash, event.time)
             rows.append(made)
-        (lease,) = self.store.catalog.move(
-            [],
-            verb="open",
-            actor=self.store.author,
-            detail=name,
-            timelines=[Timeline(timeline)],
-            appends=[Append(timeline, rows)],
-            rows=[
-                *SessionTable.insert_changes(row),
-                *initial_budget_rows(row, limits, outer, initial.spent),
-                *initial.rows(row),
-            ],
-            claims=[LeaseClaim(f"session:{id_}", self.owner(), LEASE_TTL_NS)],
-        )
-        return self.resume(row, lease, profile)
+        with ClaimingLease():
+            (lease,) = self.store.catalog.move(
+                [],
+                verb="open",
+                actor=self.store.author,
+                detail=name,
+                timelines=[Timeline(timeline)],
+                appends=[Append(timeline, rows)],
+                rows=[
+                    *SessionTable.insert_changes(row),
+                    *initial_budget_rows(row, limits, outer, initial.spent),
+                    *initial.rows(row),
+                ],
+                claims=[LeaseClaim(f"session:{id_}", self.owner(), LEASE_TTL_NS)],
+            )
+            return self.resume(row, lease, profile)
 
     def _branch_at(self, location: FilesLocation) -> str:
         """Return the branch of a directory that is already a workspace, or ""."""
@@ -491,17 +496,16 @@ class SessionManager:
         Raises:
             Refused: another process has it open.
         """
-        name = f"session:{row.id}"
-        held = self.store.catalog.lease(name) if self._unreleased_owners else None
-        if held is not None and held.owner in self._unreleased_owners:
-            self.store.catalog.seize(held)
-            self._unreleased_owners.remove(held.owner)
         try:
             return acquire_or_request_lease(self.store, row.id, self.owner, self._host)
         except Refused as error:
             if error.kind != "lease_held":
                 raise
-            raise session_in_use(error, row.name, self._host) from error
+            held = self.store.catalog.lease(f"session:{row.id}")
+            if held is None or not is_orphaned(held, self._owner_prefix()):
+                raise session_in_use(error, row.name, self._host) from error
+        self.store.catalog.seize(held)
+        return acquire_or_request_lease(self.store, row.id, self.owner, self._host)
 
     def detached_participant(self, branch: str) -> CommitParticipant:
         """Return the participant of a branch whose session this process has not opened."""
@@ -523,8 +527,11 @@ class SessionManager:
 
     # private
 
-    def owner(self) -> str:
+    def _owner_prefix(self) -> str:
         if self._process_owner[0] != os.getpid():
             self._process_owner = (os.getpid(), owner_prefix(self._host))
+        return self._process_owner[1]
+
+    def owner(self) -> str:
         prefix = HANDOVER_OWNER_PREFIX if self.store.allows_lease_handover else ""
-        return f"{self._process_owner[1]}:{prefix}{self.services.new_id()}"
+        return f"{self._owner_prefix()}:{prefix}{self.services.new_id()}"

@@ -259,6 +259,7 @@ class Session(SessionReader):
         self._lifecycle = self._make_lifecycle(loaded.epoch)
         self._pipeline.commit = self._navigation.commit
         self._pipeline.end = self._lifecycle.end
+        writer.reload = self._reload
         context.hooks += [self._environment, self._handover]
 
     def _make_handover_writer(self, directory: str) -> HandoverWriter:
@@ -295,6 +296,18 @@ class Session(SessionReader):
 
     def _on_moved(self) -> None:
         self._navigation.on_moved()
+
+    def _reload(self) -> None:
+        """Load the session from the store, after a verb was interrupted."""
+        context, writer, former = self._context, self._pipeline.writer, self._context.row
+        row = context.services.table.get(former.id)
+        loaded = context.services.load(row)
+        context.set_row(row)
+        writer.restart(loaded.line, loaded.mind, loaded.tip)
+        context.switch(row, writer.event_log, writer.state)
+        self._navigation.reload(loaded.machine)
+        if row.timeline != former.timeline:
+            self._on_moved()
 
     def __enter__(self) -> Session:
         return self
@@ -981,15 +994,26 @@ class Session(SessionReader):
             n: the number of forks.
             machine: False forks only the session state, without files.
         """
-        from ortet.sessions.history.forking import fork_files, fork_state_only
-
         pipeline = self._pipeline
         pipeline.ensure_live("fork")
         require(FLAG, machine=machine)
         require(POSITIVE_COUNT, n=n)
         pipeline.check_open()
         pipeline.drain_inbox()
-        files, navigation = self._files.workspace(), self._navigation
+        known = list(self._manager.open_sessions)
+        with pipeline.writer.moves:
+            try:
+                return self._fork(n, machine=machine)
+            except BaseException:  # the caller has no handle of a fork: give its lease back
+                pipeline.writer.mark_torn()
+                for fork in [one for one in self._manager.open_sessions if one not in known]:
+                    fork.internals.lifecycle.abandon()
+                raise
+
+    def _fork(self, n: int, *, machine: bool) -> list[Session]:
+        from ortet.sessions.history.forking import fork_files, fork_state_only
+
+        pipeline, files, navigation = self._pipeline, self._files.workspace(), self._navigation
         point = navigation.branch.head if files is None else None
         fork = fork_files if machine and files is not None else fork_state_only
         with files.announce_forks(n) if fork is fork_files and files is not None else nullcontext():

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import ContextDecorator
 from threading import Event as Flag
-from threading import Lock, Thread
+from threading import Lock, Thread, get_ident
 from typing import NamedTuple
+from weakref import WeakSet
 
 from ortet._util.lock_timeout import lock_timeout
 from ortet._util.log import get_logger
@@ -188,7 +190,7 @@ def session_in_use(error: Refused, session: str, host: str) -> Refused:
             return Refused(
                 error.kind,
                 f"session {session!r} is open in this process: use the one that hub.session gave, "
-                "or pause() it first",
+                "pause() it first, or pause all with hub.pause_open_sessions()",
                 **error.details,
             )
     elif process is not None and process.host == host:
@@ -226,6 +228,45 @@ class WriterLease(ABC):
         """Release the lease. A second call does nothing."""
 
 
+_HELD: WeakSet[HeldLease] = WeakSet()
+"""The leases that handles of this process hold, in all hubs. Released ones are removed."""
+_CLAIMS: dict[int, int] = {}
+"""Thread -> how many blocks of `claiming_lease` it is in."""
+
+
+class ClaimingLease(ContextDecorator):
+    """A block in which a thread acquires a lease and makes its handle.
+
+    Without it another thread could take the new lease for one that nobody holds.
+    """
+
+    def __enter__(self) -> None:
+        me = get_ident()
+        _CLAIMS[me] = _CLAIMS.get(me, 0) + 1
+
+    def __exit__(self, *_: object) -> None:
+        me = get_ident()
+        _CLAIMS[me] -= 1
+        if not _CLAIMS[me]:
+            del _CLAIMS[me]
+
+
+def is_orphaned(lease: Lease, prefix: str) -> bool:
+    """Return True if this process acquired a lease that no handle of it holds any more.
+
+    That is so if the release failed, for example on a full disk, or if the opening was interrupted.
+
+    Args:
+        lease: the lease as the catalog has it.
+        prefix: the `owner_prefix` of this process.
+    """
+    if not lease.owner.startswith(f"{prefix}:"):
+        return False
+    if any(thread != get_ident() for thread in list(_CLAIMS)):
+        return False
+    return all(one.is_released or one.lease.owner != lease.owner for one in list(_HELD))
+
+
 class HeldLease(WriterLease):
     """A lease that this process holds and renews."""
 
@@ -238,6 +279,7 @@ class HeldLease(WriterLease):
         self._ttl_ns = ttl_ns
         self._lock = Lock()
         self.is_released = False
+        _HELD.add(self)
 
     def renew_if_due(self) -> None:
         with self._lock:
@@ -257,6 +299,7 @@ class HeldLease(WriterLease):
         with self._lock:
             if not self.is_released:
                 self.is_released = True
+                _HELD.discard(self)
                 self._catalog.release(self.lease)
 
 

@@ -13,7 +13,8 @@ Order of calls:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import msgspec
 
@@ -42,6 +43,10 @@ BranchExtras = Callable[[Sequence[str]], TransactionExtras]
 
 class CommitParticipant(Protocol):
     """Session state that is committed and restored together with the files of a workspace."""
+
+    def exclusive(self) -> AbstractContextManager[Any]:
+        """Return a block in which no event is added, from `seal_journal` to `committed`."""
+        ...
 
     def seal_journal(self, head_journal: bytes) -> bytes:
         """Store the new events and return the Journal record id for the commit being made.
@@ -114,6 +119,9 @@ class NoParticipant:
 
     A commit keeps the journal and memory of the head commit unchanged.
     """
+
+    def exclusive(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def seal_journal(self, head_journal: bytes) -> bytes:
         return head_journal

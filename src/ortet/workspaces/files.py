@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from threading import RLock
 
 from ortet._util.codec import encode
 from ortet._util.failpoints import failpoint
@@ -41,6 +42,7 @@ class WorkspaceFiles:
         self.store = branch.store
         self.machine, self.lock = opened
         self.is_closed = False
+        self._one_commit = RLock()
         # directory that each commit rewrites: merges report no conflicts there
         self.generated_directory = ""
         self._secrets_in_use: list[list[str]] = []  # secrets of running commands
@@ -54,8 +56,11 @@ class WorkspaceFiles:
 
     @retry_on_sweep
     def commit(self, message: str) -> CommitInfo:
-        """Commit the present files and processes, or return the head if nothing has changed."""
-        with self.shared_access():
+        """Commit the present files and processes, or return the head if nothing has changed.
+
+        Commits of several threads are made one after the other.
+        """
+        with self._one_commit, self.shared_access():
             check_message(self.store.objects, message)
             return self.record(self.snapshot(), message)
 
@@ -255,6 +260,10 @@ class WorkspaceFiles:
     def record(
         self, image: Oid, message: str, parents: Sequence[Oid] = (), verb: str = "commit"
     ) -> CommitInfo:
+        with self.branch.participant.exclusive():
+            return self._record(image, message, parents, verb)
+
+    def _record(self, image: Oid, message: str, parents: Sequence[Oid], verb: str) -> CommitInfo:
         store, state = self.store, self.branch.put_state(image)
         if not parents and self.branch.head and self.branch.is_head_state(state):
             self.machine.mark_committed(image)
@@ -267,3 +276,9 @@ class WorkspaceFiles:
         self.branch.participant.committed()
         self.machine.mark_committed(image)
         return store.history.info(oid)
+
+    def reload(self) -> None:
+        """Read the head again and finish an interrupted restore, after a verb was interrupted."""
+        if not self.is_closed:
+            self.branch.refresh_head()
+            self.recover_interrupted_restore()

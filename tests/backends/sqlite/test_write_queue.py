@@ -110,16 +110,33 @@ def test_a_failing_write_does_not_fail_the_others_of_its_group(
 
 
 def test_a_writer_that_waits_too_long_gets_a_busy_error(
-    connect: Callable[[], apsw.Connection],
+    connect: Callable[[], apsw.Connection], pool: ThreadPoolExecutor
 ) -> None:
     turns, db = WriteQueue(), connect()
+
+    def exclusive() -> None:
+        with turns.exclusive(0.01):
+            pass
+
     with turns.exclusive(WAIT):
         with pytest.raises(apsw.BusyError):
-            turns.insert_batched(db, inserted(1), 0.01)
-        with pytest.raises(apsw.BusyError), turns.exclusive(0.01):
-            pass
+            pool.submit(turns.insert_batched, db, inserted(1), 0.01).result()
+        with pytest.raises(apsw.BusyError):
+            pool.submit(exclusive).result()
     assert turns.insert_batched(db, inserted(1), WAIT)
     assert db.execute("SELECT count(*) FROM t").get == 1
+
+
+def test_thread_that_was_interrupted_while_it_led_writes_again(
+    connect: Callable[[], apsw.Connection], pool: ThreadPoolExecutor
+) -> None:
+    turns, db = WriteQueue(), connect()
+    assert turns._try_lead()  # interrupted here: nobody releases
+    assert turns.insert_batched(db, inserted(1), 0.01)
+    assert turns._try_lead()
+    with turns.exclusive(0.01):
+        pass
+    assert pool.submit(turns.insert_batched, db, inserted(2), WAIT).result()
 
 
 def test_writers_take_turns_in_arrival_order(pool: ThreadPoolExecutor) -> None:

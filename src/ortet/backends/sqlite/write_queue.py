@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Lock
+from threading import Lock, get_ident
 from weakref import WeakValueDictionary
 
 import apsw
@@ -28,10 +28,11 @@ _MAX_BATCH = 256
 class _QueuedWrite:
     """A waiting thread. `wakeup_lock` is released when the thread leads or its insert is done."""
 
-    __slots__ = ("done", "insert", "is_busy", "is_leader", "wakeup_lock")
+    __slots__ = ("done", "insert", "is_busy", "is_leader", "thread", "wakeup_lock")
 
     def __init__(self, insert: Insert | None = None) -> None:
         self.insert = insert
+        self.thread = get_ident()
         self.is_leader = False
         self.done: bool | None = None  # None: the thread must run the insert itself
         self.is_busy = False
@@ -44,11 +45,14 @@ class WriteQueue:
 
     A waiting thread holds the lock of its own connection, and a fork waits for all those locks. So
     there is no waiting thread in a child.
+
+    A thread that leads and begins another write was interrupted in the first one, for example by
+    KeyboardInterrupt. It leads on.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._is_busy = False
+        self._leader = 0  # the thread that writes; 0: none
         self._waiting: deque[_QueuedWrite] = deque()
 
     @contextmanager
@@ -89,16 +93,18 @@ class WriteQueue:
 
     def _try_lead(self) -> bool:
         """Become the leader if no thread writes. This common case needs no _QueuedWrite."""
+        me = get_ident()
         with self._lock:
-            free = not self._is_busy
-            self._is_busy = True
+            free = self._leader in (0, me)
+            if free:
+                self._leader = me
         return free
 
     def _wait_turn(self, turn: _QueuedWrite, seconds: float) -> bool:
         """Wait in the queue. Return True if this thread leads now."""
         with self._lock:
-            if not self._is_busy:
-                self._is_busy = turn.is_leader = True
+            if self._leader in (0, turn.thread):
+                self._leader, turn.is_leader = turn.thread, True
                 return True
             self._waiting.append(turn)
         try:
@@ -132,10 +138,10 @@ class WriteQueue:
         with self._lock:
             if self._waiting:
                 next_ = self._waiting.popleft()
-                next_.is_leader = True
+                self._leader, next_.is_leader = next_.thread, True
                 next_.wakeup_lock.release()
             else:
-                self._is_busy = False
+                self._leader = 0
         for one in served:
             one.wakeup_lock.release()
 

@@ -27,7 +27,7 @@ from ortet.sessions.table import (
     SessionRow,
     SessionTable,
 )
-from ortet.store.lease import LEASE_TTL_NS
+from ortet.store.lease import LEASE_TTL_NS, ClaimingLease
 from ortet.workspaces.commit_participant import TransactionExtras
 from ortet.workspaces.table import fork_taken
 
@@ -111,6 +111,7 @@ class NamedForks(NamedTuple):
     rows: Callable[[Sequence[SessionRow]], Sequence[RowChange]]
 
 
+@ClaimingLease()
 def fork_state_only(
     sessions: ForkingSessions[S],
     parent: ForkParent,
@@ -178,6 +179,7 @@ def create_forks(
     )
 
 
+@ClaimingLease()
 def fork_files(
     sessions: ForkingSessions[S],
     parent: ForkParent,

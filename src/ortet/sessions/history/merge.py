@@ -31,6 +31,7 @@ from ortet.sessions.context import SessionServices
 from ortet.sessions.history.load import journal_of, ledgers_after_move, put_journal
 from ortet.sessions.history.navigation import Navigation
 from ortet.sessions.memory.shared_scopes import AGENT
+from ortet.sessions.writing.pipeline import exclusive_verb
 from ortet.store.commit import put_commit
 from ortet.store.pin_commit import pin_commit
 from ortet.store.sweep_retry import retry_on_sweep
@@ -144,6 +145,7 @@ class _StoredMerge(NamedTuple):
     ledgers: list[str]
 
 
+@exclusive_verb
 @retry_on_sweep
 def merge(
     ours: Navigation,
@@ -363,6 +365,7 @@ def _episode(theirs: SessionState, result: MergeAdditions) -> str:
     return "; ".join(part for part in (core.goal, steps, *made[:20]) if part)[:_MAX_EPISODE_CHARS]
 
 
+@exclusive_verb
 def adopt(ours: Navigation, sessions: CommittingSessions, source: MergeInput) -> RestoreResult:
     """Replace state and files by those of another session; see `Session.adopt`."""
     ours.pipeline.check_open()

@@ -30,7 +30,7 @@ from ortet.sessions.history.participants import OpenSessionParticipant
 from ortet.sessions.history.restore_report import effects_since_commit, unavailable_secrets
 from ortet.sessions.machine.session_files import SessionFiles
 from ortet.sessions.memory.facts import publish_context, set_shared_memory
-from ortet.sessions.writing.pipeline import VerbPipeline
+from ortet.sessions.writing.pipeline import VerbPipeline, exclusive_verb
 from ortet.store.commit import check_message
 from ortet.store.pin_commit import pin_commit
 from ortet.store.sweep_retry import retry_on_sweep
@@ -97,6 +97,7 @@ class Navigation:
     def files(self) -> SessionFiles:
         return self._files
 
+    @exclusive_verb
     def commit(
         self, message: str = "", *, allow_secrets: bool = False, durable: Durability | None = None
     ) -> CommitInfo:
@@ -136,6 +137,7 @@ class Navigation:
         self._pipeline.auto_commit.committed(now, now - began)
         return info
 
+    @exclusive_verb
     def commit_all_events(self, message: str) -> CommitInfo:
         """Commit even if only lifecycle or environment events are new.
 
@@ -165,12 +167,23 @@ class Navigation:
         with self.store.writing():
             check_message(self.store.objects, message)
             head = self.store.history.state(at) if at else State()
-            journal = self.participant.seal_journal(head.journal)
-            state = State(journal, self.participant.seal_memory(head.memory), self.head_image)
-            info = self.branch.record(state, message, lease=self._pipeline.held_lease.lease)
-            self.participant.committed()
+            with self.participant.exclusive():
+                journal = self.participant.seal_journal(head.journal)
+                state = State(journal, self.participant.seal_memory(head.memory), self.head_image)
+                info = self.branch.record(state, message, lease=self._pipeline.held_lease.lease)
+                self.participant.committed()
         return info
 
+    def reload(self, head_image: bytes) -> None:
+        """Read the head again, after a verb was interrupted."""
+        self.participant.reset()
+        self.branch.refresh_head()
+        self.head_image = head_image
+        if self._files.attached is not None:
+            self._files.attached.files.reload()
+        self._context.dirty = True
+
+    @exclusive_verb
     def restore(
         self, ref: Ref, *, only: Collection[str] | None = None, restart: bool = False
     ) -> RestoreResult:
@@ -199,6 +212,7 @@ class Navigation:
         report = attached.programs.restart(target, found.files)
         return msgspec.structs.replace(found, files=report)
 
+    @exclusive_verb
     def rewind(self, n: int = 1) -> RestoreResult:
         """Restore the n-th ancestor of the head on this branch, state and files together.
 
@@ -241,6 +255,7 @@ class Navigation:
         """
         return self._undo_or_redo("redo", n, dry_run)
 
+    @exclusive_verb
     @retry_on_sweep
     def _undo_or_redo(
         self, direction: UndoDirection, n: int, dry_run: bool, *, by: UndoUnit = "move"
@@ -273,6 +288,7 @@ class Navigation:
             restored = self.restore_commit(found.target, direction, ALL_PARTS, detail=found.detail)
             return found.result(self.participant, from_hex(was), restored, kept=found.dirty)
 
+    @exclusive_verb
     def restore_commit(
         self,
         target: Oid,

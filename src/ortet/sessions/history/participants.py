@@ -9,8 +9,8 @@ Invariant: a row of kind `going` exists while the files have moved and the branc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, Protocol
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
@@ -37,6 +37,7 @@ from ortet.sessions.memory.facts import is_published, seal_shared_memory
 from ortet.sessions.table import SessionRow, SessionTable
 from ortet.sessions.writing.event_writer import EventWriter
 from ortet.sessions.writing.inbox import pending_events
+from ortet.store.lease import ClaimingLease, HeldLease
 from ortet.workspaces.commit_participant import (
     TransactionExtras,
     clear_restore_pending,
@@ -85,10 +86,13 @@ class DetachedSessionParticipant:
         self._leases = leases
         self._sessions = sessions = leases.services
         self._row = row
-        self._lease: Lease | None = None
+        self._held_lease: HeldLease | None = None
         self._next_row: SessionRow | None = None
         self._loaded: LoadedSession | None = None  # loaded for the commit being made
         self._variables = SessionVariables(sessions.store.environ, sessions.store.initial_environ)
+
+    def exclusive(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def seal_journal(self, head_journal: bytes) -> bytes:
         with suppress(NotFound):  # the session may have moved or been removed
@@ -132,11 +136,14 @@ class DetachedSessionParticipant:
         clear_restore_pending(self._sessions.store.catalog, self._row.branch)
 
     def prepare_move(self, target: Oid) -> TransactionExtras:
-        self._lease = self._leases.acquire_lease(self._row)
+        store = self._sessions.store
+        with ClaimingLease():
+            lease = self._leases.acquire_lease(self._row)
+            self._held_lease = HeldLease(store.catalog, store.clock, lease)
         self._row = self._sessions.table.get(self._row.id)
         self._next_row = row_on_new_timeline(self._sessions, self._row, target)
         return TransactionExtras(
-            self._lease,
+            lease,
             [
                 *move_row_changes(self._sessions, self._row, self._next_row, target),
                 clear_restore_pending_row(self._row.branch),
@@ -145,9 +152,9 @@ class DetachedSessionParticipant:
         )
 
     def finish_move(self) -> None:
-        if self._lease is not None and self._next_row is not None:
+        if self._held_lease is not None and self._next_row is not None:
             self._row, self._next_row = self._next_row, None
-            self._sessions.store.catalog.release(self._lease)
+            self._held_lease.release()
             self._variables.mark_restored(self._recorded_variables())
 
     def lease(self) -> Lease | None:
@@ -205,6 +212,15 @@ class OpenSessionParticipant:
         self._prepared_timeline: tuple[Timeline, Append] | None = None
         self._added_ledgers: list[str] = []
         self._extra_rows: list[RowChange] = []
+
+    def reset(self) -> None:
+        """Forget the commit or move that was being made when a verb was interrupted."""
+        self._sealed_journal, self._next_row, self._prepared_timeline = None, None, None
+        self._added_ledgers, self._extra_rows = [], []
+        self.follow_shared_memory = False
+
+    def exclusive(self) -> AbstractContextManager[Any]:
+        return self._writer.exclusive()
 
     def seal_journal(self, head_journal: bytes) -> bytes:
         self._writer.flush()

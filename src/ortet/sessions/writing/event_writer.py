@@ -4,7 +4,9 @@ Each append is fenced by the lease of the session. The durability policy says wh
 disk. Events are folded into the in-memory state in the same call.
 
 Invariants: sequence numbers have no gaps. After a failed background write no event is appended. An
-append whose answer was lost is recognised by its headers and is not written twice.
+append whose answer was lost is recognised by its headers and is not written twice. An exception
+that is no error of Ortet, such as KeyboardInterrupt, may come between the store and the memory. The
+writer is then torn, and the next call loads the session from the store before anything else.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from ortet.store.lease import WriterLease
 Durability = Literal["event", "group", "commit"]
 """When an event is on disk: before its verb returns, within some ms, or with the next commit."""
 
+_REPAIR_TIMEOUT_SECONDS = 30.0
+
 _MAX_BUFFERED_EVENTS = 2000
 """Number of buffered events that forces a write."""
 
@@ -50,7 +54,7 @@ class RecordedEvents(Protocol):
 
 
 class _UnconfirmedWrite(msgspec.Struct, frozen=True):
-    """An append that got no answer from the store. It may be stored now, later or never."""
+    """An append whose outcome the caller was not told. It may be stored now, later or never."""
 
     drafts: Sequence[Draft]
     changes: Sequence[RowChange]
@@ -101,6 +105,12 @@ class EventWriter:
         self._thread: Thread | None = None
         self._failure: OrtetError | None = None
         self._unconfirmed: _UnconfirmedWrite | None = None
+        self._interrupted: _UnconfirmedWrite | None = None
+        self._torn = False
+        self.moves = RLock()
+        """Held by verbs that move the branch, before the lock of the writer."""
+        self.reload: Callable[[], None] = lambda: None
+        """Loads the session from the store and calls `restart`."""
         self._closed = False
         self.recorded: RecordedEvents | None = None
 
@@ -129,6 +139,7 @@ class EventWriter:
             Refused: "lease_lost" if another process has taken over the session.
             Unavailable: the store did not answer, or "written_late".
         """
+        self.repair()
         with self._lock:
             if self.recorded is not None:
                 return self.recorded.add(*drafts, rows=rows, durable=durable)
@@ -141,22 +152,101 @@ class EventWriter:
                 and (there := self._confirm_write(shown, rows)) is not None
             ):
                 return there
-            made, events = self._chain.make_all(self._append_tip(), shown, self._clock.now_ns)
-            at_once = durable or bool(rows) or self._durability == "event"
-            if at_once or len(self._buffered) + len(made) >= _MAX_BUFFERED_EVENTS:
+            if (there := self._repeated(shown)) is not None:
+                return there
+            return self._add(shown, rows, durable=durable)
+
+    def _add(
+        self, drafts: Sequence[Draft], changes: Sequence[RowChange], *, durable: bool
+    ) -> list[Event]:
+        made, events = self._chain.make_all(self._append_tip(), drafts, self._clock.now_ns)
+        at_once = durable or bool(changes) or self._durability == "event"
+        with_buffered = [*self._buffered, *made]
+        write = _UnconfirmedWrite(drafts, changes, with_buffered, events)
+        self._interrupted, self._torn = write, True
+        try:
+            if at_once or len(with_buffered) >= _MAX_BUFFERED_EVENTS:
                 try:
-                    self._write([*self._buffered, *made], rows)
+                    self._write(with_buffered, changes)
                 except Unavailable:
-                    self._unconfirmed = _UnconfirmedWrite(
-                        shown, rows, [*self._buffered, *made], events
-                    )
+                    self._unconfirmed = write
                     raise
                 self._buffered, self._unconfirmed = [], None
             else:
                 self._start()
-                self._buffered += made
+                self._buffered = with_buffered
             self._apply(events)
+        except OrtetError:  # the store has said what it did
+            self._interrupted, self._torn = None, False
+            raise
+        self._interrupted, self._torn = None, False
         return events
+
+    def _repeated(self, drafts: Sequence[Draft]) -> list[Event] | None:
+        """Return the events of an append that was interrupted, if it is stored and now repeated."""
+        known, self._interrupted = self._interrupted, None
+        if known is None or list(known.drafts) != list(drafts):
+            return None
+        return known.events
+
+    # interrupted verbs
+
+    @property
+    def is_torn(self) -> bool:
+        """True if a verb was interrupted, so that the memory may differ from the store."""
+        return self._torn
+
+    def mark_torn(self) -> None:
+        """Load the session from the store before the next verb."""
+        self._torn = True
+
+    def repair(self) -> None:
+        """Load the session from the store if a verb was interrupted.
+
+        Raises:
+            Unavailable: "interrupted" if another thread uses the session all the time.
+        """
+        if not self._torn or self._closed or self.recorded is not None:
+            return
+        if not self.moves.acquire(timeout=_REPAIR_TIMEOUT_SECONDS):
+            raise Unavailable(
+                "interrupted",
+                "a call of this session was interrupted, and another thread uses the session: "
+                "repeat this call",
+            )
+        try:
+            with self._lock:
+                if self._torn:
+                    self.reload()
+        finally:
+            self.moves.release()
+
+    def restart(self, event_log: EventLog, state: SessionState, tip: Tip) -> None:
+        """Go on from what the store has, with the buffered events that it does not have."""
+        with self._lock:
+            same = event_log.timeline == self.event_log.timeline
+            waiting = [row for row in self._buffered if same and row.seq > tip.seq]
+            events = [self._chain.read(row) for row in waiting]
+            self.event_log, self.state, self.tip = event_log, state, tip
+            self._buffered, self._unconfirmed = waiting, None
+            self._apply(events)
+            known = self._interrupted
+            if known is not None and not (same and self._knows(known.events)):
+                self._interrupted = None
+            self._torn = False
+
+    def _knows(self, events: Sequence[Event]) -> bool:
+        """Return True if these events are stored or buffered."""
+        if not events or self.tip.seq < events[-1].seq:
+            return False
+        buffered = {row.seq for row in self._buffered}
+        stored = [event for event in events if event.seq not in buffered]
+        rows = (
+            self._catalog.events(self.event_log.timeline, stored[0].seq - 1, len(stored))
+            if stored
+            else []
+        )
+        return [self._chain.tip(row).hash for row in rows] == [event.hash for event in stored]
 
     def _apply(self, events: list[Event]) -> None:
         if events:
@@ -206,19 +296,23 @@ class EventWriter:
 
     def exclusive(self) -> AbstractContextManager[Any]:
         """Hold the lock: no other thread appends while the caller relies on the present events."""
+        self.repair()
         return self._lock
 
     def flush(self) -> None:
         """Make buffered events durable."""
+        self.repair()
         with self._lock:
             self._raise()
             if self._buffered:
-                waiting, self._buffered = self._buffered, []
+                self._torn = True
                 try:
-                    self._write(waiting, ())
-                except BaseException:
-                    self._buffered = waiting
+                    self._write(self._buffered, ())
+                    self._buffered = []
+                except OrtetError:
+                    self._torn = False
                     raise
+                self._torn = False
 
     def switch_to(self, event_log: EventLog, state: SessionState, tip: Tip) -> None:
         """Continue on another event log. No event may be buffered."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, Protocol
+from functools import wraps
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 from ortet.errors import Invalid, OrtetError, Refused
 from ortet.history.commits import CommitInfo
@@ -28,6 +29,41 @@ from ortet.sessions.writing.inbox import Inbox
 from ortet.store.lease import WriterLease
 
 _SPENT = "the budget is spent"
+
+
+class _Verbs(Protocol):
+    """A part of the session whose verbs move the branch."""
+
+    @property
+    def pipeline(self) -> VerbPipeline: ...
+
+
+_P = ParamSpec("_P")
+_V = TypeVar("_V", bound=_Verbs)
+_R = TypeVar("_R")
+
+
+def exclusive_verb(
+    verb: Callable[Concatenate[_V, _P], _R],
+) -> Callable[Concatenate[_V, _P], _R]:
+    """Decorate a verb that moves the branch: verbs of other threads wait until it has ended.
+
+    If it is interrupted, the next verb loads the session from the store.
+    """
+
+    @wraps(verb)
+    def run(part: _V, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        writer = part.pipeline.writer
+        with writer.moves:
+            try:
+                return verb(part, *args, **kwargs)
+            except OrtetError:
+                raise
+            except BaseException:
+                writer.mark_torn()
+                raise
+
+    return run
 
 
 class ActionRunner(Protocol):
@@ -129,6 +165,7 @@ class VerbPipeline:
                 "closed",
                 f"session {self.context.name!r} is not open any more: open it with the hub",
             )
+        self.writer.repair()
 
     def replayed_head(self, verb: str) -> CommitInfo | None:
         """Return the head for a commit in a replay, or None if the session is live now."""
