@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from tests.fixtures.commands import Commit, Ortet
+
+import ortet as library
 
 
 def packs(ortet: Ortet) -> list[Path]:
@@ -132,3 +138,32 @@ class TestDoctor:
     def test_doctor_works_without_a_store(self, ortet: Ortet, tmp_path: Path) -> None:
         assert ortet.json("doctor", cwd=tmp_path)["capabilities"]
         assert not ortet.store.exists()
+
+
+@pytest.mark.parametrize("way", ["open", "sweep"])
+def test_what_a_killed_restore_left_beside_its_target_is_removed(
+    ortet: Ortet, proj: Path, way: str
+) -> None:
+    oid = ortet.json("commit", "-m", "first", cwd=proj)["oid"]
+
+    def left() -> list[str]:
+        return [path.name for path in proj.parent.iterdir() if path.name.startswith(".ortet.stage")]
+
+    with library.open(ortet.store) as hub:
+        program = "import sys, ortet; ortet.open(sys.argv[1]).restore(sys.argv[2], sys.argv[3])"
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(ortet.store), oid, str(proj.parent / "new")],
+            env={**os.environ, "ORTET_FAULT": "materialise.built:kill:1"},
+            check=False,
+        )
+        assert done.returncode == -signal.SIGKILL
+        assert len(left()) == 1
+        if way == "sweep":
+            hub.sweep()
+        else:
+            ortet("log", cwd=proj)
+        assert left() == []
+        assert not (proj.parent / "new").exists()
+        hub.restore(oid, proj.parent / "new")
+        assert (proj.parent / "new" / "a.txt").read_text() == "one\n"
+        assert os.listdir(ortet.store / "local" / "restores") == []

@@ -239,6 +239,7 @@ def open_hub(
     asked = store_url(url, cwd=cwd, environ=environ)
     found = _open_backends(asked, clock=clock, random=random, create=create, environ=environ)
     root, objects, settings = found.root, found.objects, found.settings
+    _remove_abandoned_restores(root / "local")
     trees, criu = Trees(objects), criu_setting(environ)
     watch = not one_shot and (settings.watch if watch is None else watch)
     engine = _engine_factory(
@@ -273,6 +274,18 @@ def open_hub(
         replay_request=read_replay_request(environ),
     )
     return Hub(store, engines, options)
+
+
+def _remove_abandoned_restores(local: Path) -> None:
+    """Remove what a killed `hub.restore(to=)` left outside of the store."""
+    try:
+        left = os.listdir(local / "restores")
+    except OSError:
+        return
+    if left:  # the module is not loaded otherwise: every command line call is a new process
+        from ortet.machines.restore.checkout import remove_abandoned
+
+        remove_abandoned(local)
 
 
 def _open_backends(

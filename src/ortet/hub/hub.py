@@ -505,11 +505,12 @@ class Hub:
         Returns:
             A report with the parts that could not be restored on this host.
         """
-        from ortet.machines.restore.checkout import checkout_image
+        from ortet.machines.restore.checkout import checkout_image, recorded_restore
 
         target = check_outside_store(self.store.root, real_path(to))
         image = self.history.image(self.refs.resolve(ref))
-        return checkout_image(self.objects, self.trees, image, target, progress=progress)
+        with recorded_restore(self.store.root / "local", target):
+            return checkout_image(self.objects, self.trees, image, target, progress=progress)
 
     # memory of all sessions
 

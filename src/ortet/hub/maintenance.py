@@ -88,6 +88,10 @@ class Maintenance:
             min_garbage=min_garbage,
             progress=progress,
         )
+        if not dry_run:
+            from ortet.machines.restore.checkout import remove_abandoned
+
+            remove_abandoned(self._store.root / "local")
         if not dry_run and self._store.catalog.rows("browser", limit=1):
             from ortet.hub.browser_states import drop_unused_browser_states
 

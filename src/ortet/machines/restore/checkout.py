@@ -103,6 +103,20 @@ class StagingDirectory:
         self._finished = True
         failpoint("stage.renamed")
 
+    def remove_leftover(self) -> None:
+        """Remove the staging directory of a killed process, and the names that it moved up.
+
+        Raises:
+            Conflict: "restore_running" if a process uses the staging directory.
+        """
+        self._parent_fd = os.open(
+            self._dest if self.is_inside_dest else self._dest.parent, _OPEN_PARENT_FLAGS
+        )
+        try:
+            self._remove_leftover()
+        finally:
+            os.close(self._parent_fd)
+
     def _must_be_inside(self) -> bool:
         dest, parent = self._dest, self._dest.parent
         if os.path.lexists(os.fsencode(dest) + b"/" + self._name):
@@ -286,6 +300,42 @@ def _exists(name: bytes, at: int) -> bool:
 # Writes a whole image into a new directory, which appears complete or not at all.
 
 
+ABANDONED_DIRECTORY = "restores"
+"""In the local part of a store: one file for each restore into a new directory, while it runs."""
+
+
+@contextlib.contextmanager
+def recorded_restore(local: Path, dest: Path) -> Iterator[None]:
+    """Record that this process writes to `dest`, so that `remove_abandoned` finds what it leaves.
+
+    A store that cannot be written is not told.
+    """
+    place = local / ABANDONED_DIRECTORY
+    file = place / checksum(os.fsencode(dest)).hex()
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            place.mkdir(exist_ok=True)
+            fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, fd)
+            if _lock(fd):
+                os.truncate(fd, 0)
+                os.write(fd, os.fsencode(dest))
+                stack.callback(file.unlink, missing_ok=True)
+        yield
+
+
+def remove_abandoned(local: Path) -> None:
+    """Remove the staging directories of restores whose process was killed."""
+    place = local / ABANDONED_DIRECTORY
+    for file in place.iterdir() if place.is_dir() else ():
+        with contextlib.suppress(OSError, OrtetError), file.open("rb") as record:
+            if _lock(record.fileno()):
+                dest = Path(os.fsdecode(record.read()))
+                if dest.is_absolute():
+                    StagingDirectory(dest).remove_leftover()
+                file.unlink(missing_ok=True)
+
+
 def checkout_image(
     objects: ObjectStore,
     trees: Trees,
@@ -299,7 +349,7 @@ def checkout_image(
     """Write the workspace of `image` to `dest`.
 
     A failure leaves nothing. After kill -9 at most a `.ortet.stage.*` is left, which the next call
-    for the same place removes.
+    for the same place removes, and `remove_abandoned` if the call was recorded.
 
     Args:
         dest: A path that does not exist, or an empty directory.
