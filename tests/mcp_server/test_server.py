@@ -255,7 +255,7 @@ def test_next_server_continues_the_session_of_the_directory(project: Project) ->
             assert wire.call("status").data["name"] == "proj"
             assert not wire.call("fork", n=2).failed
             assert not wire.call("say", role="user", content="on").failed
-    project.ortet("close", "proj")
+    project.ortet("finish", "proj")
     with Wire(project) as wire:
         wire.greet()
         assert wire.call("say", role="user", content="on").kind == "session_closed"
