@@ -22,6 +22,7 @@ from ortet.history.transfer.bundle_file import BundleFile
 from ortet.history.transfer.bundle_limits import BundleLimits
 from ortet.history.transfer.copy_missing import ObjectCopyReport, copy_missing
 from ortet.ids import Oid, to_hex
+from ortet.objects.base import Kind
 from ortet.store.context import StoreContext
 from ortet.store.sweep_retry import run_with_sweep_retry
 
@@ -40,7 +41,7 @@ class ArrivalRows(NamedTuple):
     """
 
     erasures: Callable[[BundleImport, str], list[RowChange]]
-    effects: Callable[[Iterable[Oid]], list[RowChange]]
+    effects: Callable[[Iterable[Oid], Mapping[Oid, tuple[Oid, Kind]]], list[RowChange]]
 
 
 _MAX_NAME_ATTEMPTS = 100
@@ -130,7 +131,7 @@ def _transfer(
             source,
             target,
             chosen,
-            lambda: [*erased, *adopt.effects(tips)],
+            lambda: [*erased, *adopt.effects(tips, carried.heirs)],
             fast_forward_only=fast_forward_only,
         )
     return transfer_report(placed, tags, new, carried, target)
@@ -340,7 +341,7 @@ def _import_branches(
             target,
             target,
             (branches, tags),
-            lambda: [*erased, *adopt.effects([*branches.values(), *tags.values()])],
+            lambda: [*erased, *adopt.effects([*branches.values(), *tags.values()], found.heirs)],
             fast_forward_only=False,
         )
     return transfer_report(placed, tags, new, found, target)
@@ -433,7 +434,7 @@ def _import(
             names = _free_branches(store, heads)
             missing = [name for name in names if store.catalog.head(f"branch:{name}") is None]
             moves = [Move(f"branch:{name}", None, names[name]) for name in missing]
-            rows = [*erased, *adopt.effects(heads.values())]
+            rows = [*erased, *adopt.effects(heads.values(), found.heirs)]
             try:
                 store.catalog.move(
                     moves, verb="import", actor=store.author, detail=detail, rows=rows
@@ -488,7 +489,7 @@ class Transfer:
 
         return ArrivalRows(
             lambda imported, name: adopt_erasures(self._sessions(), imported, name),
-            lambda tips: arriving_rows(self._sessions().services, tips),
+            lambda tips, heirs: arriving_rows(self._sessions().services, tips, heirs),
         )
 
     def export(

@@ -7,20 +7,20 @@ imports or unarchives a commit knows what was done, also on branches that nobody
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from ortet._util.codec import decode
-from ortet.backends.base import Catalog, RowChange
+from ortet.backends.base import Catalog, EventRow, RowChange
 from ortet.errors import Corrupt
-from ortet.history.records import EventHeader, JournalHead, JournalSegment
+from ortet.history.records import Bodies, EventHeader, JournalHead, JournalSegment
 from ortet.ids import Oid, to_hex
 from ortet.journal.events import Event
-from ortet.journal.segments import unseal
 from ortet.journal.state.records import Effect
+from ortet.objects.base import Kind
 from ortet.sessions.actions.actions import format_call
 from ortet.sessions.actions.ledger import (
     BEGUN,
@@ -125,9 +125,15 @@ def seen_origins(catalog: Catalog) -> set[str]:
 
 
 class JournalEffects:
-    """The effects in the journals of commits. Each segment is read once."""
+    """The effects in the journals of commits. Each segment is read once.
 
-    def __init__(self, sessions: JournalServices) -> None:
+    `heirs` has the replacements of objects that were erased in the store that commits come from.
+    """
+
+    def __init__(
+        self, sessions: JournalServices, heirs: Mapping[Oid, tuple[Oid, Kind]] | None = None
+    ) -> None:
+        self._heirs = heirs or {}
         self.recorded = RecordedEffects()
         self._sessions = sessions
         self._objects = sessions.store.objects
@@ -141,9 +147,7 @@ class JournalEffects:
         """Add the journal that ends with a segment, and return its origin; "" without events."""
         path: list[tuple[bytes, JournalSegment | None, str]] = []
         while segment and segment not in self._origins:
-            found = decode(
-                JournalSegment, self._objects.get(self._objects.replacement_of(Oid(segment)))
-            )
+            found = decode(JournalSegment, self._get(segment))
             path.append((segment, found if _has_effects(found) else None, found.timeline.hex()))
             segment = found.before
         if not path:
@@ -162,23 +166,35 @@ class JournalEffects:
                 self.recorded.add(event, ledger_of(origin), event.timeline)
 
     def _add_segment(self, segment: JournalSegment, origin: str, timeline: str) -> None:
-        for head, row in zip(segment.heads, unseal(self._objects, segment), strict=True):
-            if decode(EventHeader, head).kind in _EFFECT_KINDS:
+        bodies = decode(Bodies, self._get(segment.bodies)).items
+        for head, (salt, body) in zip(segment.heads, bodies, strict=True):
+            header = decode(EventHeader, head)
+            if header.kind in _EFFECT_KINDS:
+                row = EventRow(header.seq, head, salt, body)
                 event = self._sessions.chain.read(row, timeline)
                 self.recorded.add(event, ledger_of(origin), timeline)
+
+    def _get(self, oid: bytes) -> bytes:
+        """Return an object, or what replaces it after an erasure."""
+        heir = self._heirs.get(Oid(oid))
+        return self._objects.get(heir[0] if heir else self._objects.replacement_of(Oid(oid)))
 
 
 def _has_effects(segment: JournalSegment) -> bool:
     return any(decode(EventHeader, head).kind in _EFFECT_KINDS for head in segment.heads)
 
 
-def arriving_rows(sessions: JournalServices, tips: Iterable[Oid]) -> list[RowChange]:
+def arriving_rows(
+    sessions: JournalServices,
+    tips: Iterable[Oid],
+    heirs: Mapping[Oid, tuple[Oid, Kind]] | None = None,
+) -> list[RowChange]:
     """Return the rows of all effects in the journals of commits that arrive.
 
     They are written in the transaction that creates or moves the branches. All objects must be
     stored already.
     """
-    store, effects = sessions.store, JournalEffects(sessions)
+    store, effects = sessions.store, JournalEffects(sessions, heirs)
     chosen = list(dict.fromkeys(tips))
     origins: dict[Oid, str] = {}
     for oid in reversed(_new_commits(sessions, chosen, effects)):
