@@ -66,8 +66,9 @@ class TestApproval:
             process.send_signal(signal.SIGKILL)
             assert process.wait(WAIT) == -signal.SIGKILL
         assert not to.exists()
-        given = ortet.json("act", "approve", id_[-8:], "--by", "ann", "--why", "ok", cwd=here)
-        assert (given["state"], given["by"], given["because"]) == ("given", "ann", "ok")
+        given = ortet.json("act", "approve", id_[-8:], "--why", "ok", cwd=here)
+        assert (given["state"], given["because"]) == ("given", "ok")
+        assert given["by"] == "tester"  # the user of the command
         assert ortet.json("act", "waiting", cwd=here) == []
         with running(start(ortet, "go_on", str(to))) as process:
             assert first_line(process) == "{'paid': 5}"
@@ -115,16 +116,14 @@ class TestApproval:
         assert ortet.kind("act", "approve", cwd=here, code=2) == "bad_usage"
         assert "approve" in ortet("act", cwd=here).out
 
-    def test_an_approval_shared_with_a_fork_needs_the_session_name(
-        self, ortet: Ortet, here: Path
-    ) -> None:
+    def test_an_approval_shared_with_a_fork_is_one_item(self, ortet: Ortet, here: Path) -> None:
         with open_hub(ortet.store) as hub, hub.session("s") as s:
             id_ = s.actions.request_approval("open the door")
             s.fork(1, machine=False)
-        assert ortet.kind("act", "approve", id_, cwd=here, code=5) == "ambiguous"
-        ortet("act", "approve", id_, "-s", "s/1", cwd=here)
         (row,) = ortet.json("act", "waiting", cwd=here)
         assert row["name"] == "s"
+        ortet("act", "approve", id_, cwd=here)
+        assert ortet.json("act", "waiting", cwd=here) == []
 
 
 class TestSettle:

@@ -83,13 +83,14 @@ class InboxApi:
             NotFound: If the session has no such approval request.
             Conflict: kind "session_closed", if the session is closed or archived.
         """
-        from ortet.sessions.actions.approvals import draft_answer, need
+        from ortet.sessions.actions.approvals import draft_answer, need, record_answer
 
         session = self._sessions.table.resolve(session)
         check_text(by=by)
         draft = draft_answer(approval, by=by or self._store.author, ok=ok, why=why)
         need(self._sessions.get(session).actions.approvals(), approval)
         self._post_to_inbox(session, draft)
+        record_answer(self._store.catalog, draft, self._store.clock.now_ns())
         return need(self._sessions.get(session).actions.approvals(), approval)
 
     def whatif(

@@ -76,12 +76,14 @@ def test_approvals_are_requested_listed_and_answered_once(client: Client) -> Non
     assert [one["approval"]["id"] for one in mine] == [asked]
     answered = client.post(f"{path}/approvals/{asked}/approve", {"why": "tested"})
     assert (answered["state"], answered["by"], answered["because"]) == ("given", "owner", "tested")
-    late = client.ask("POST", f"{path}/approvals/{asked}/deny", {"by": "bob"})
+    forged = client.ask("POST", f"{path}/approvals/{asked}/deny", {"by": "bob"})
+    assert forged.status == 422  # the name is that of the token
+    late = client.ask("POST", f"{path}/approvals/{asked}/deny", {})
     assert (late.status, late.kind) == (409, "answered")
     assert client.post(f"{path}/actions", wish)["effect"]["state"] == "begun"
     other = client.post(f"{path}/approvals", {"what": "buy a boat", "why": "we sail"})["id"]
-    denied = client.post(f"{path}/approvals/{other}/deny", {"by": "ann", "why": "no"})
-    assert (denied["state"], denied["by"]) == ("denied", "ann")
+    denied = client.post(f"{path}/approvals/{other}/deny", {"why": "no"})
+    assert (denied["state"], denied["by"]) == ("denied", "owner")
     states = [one["state"] for one in client.get(f"{path}/approvals")["items"]]
     assert states == ["given", "denied"]
     assert client.get(f"{path}/approvals", state="asked")["items"] == []

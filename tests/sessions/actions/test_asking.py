@@ -11,6 +11,7 @@ from tests.fixtures.waiting import WAIT
 
 import ortet
 from ortet.backends.base import RowChange
+from ortet.errors import Refused
 from ortet.hub.hub import Hub
 from ortet.journal.state.records import Approval
 from ortet.journal.state.state import SessionState
@@ -240,3 +241,17 @@ def test_concurrent_approval_requests_and_listings_lose_none(tmp_path: Path) -> 
         hub.catalog.move([], verb="test", rows=[change])
         assert len(names(hub)) == many
         assert "nobody" not in hints(hub)
+
+
+def test_a_request_made_before_a_fork_is_one_item_and_its_answer_counts_for_all(hub: Hub) -> None:
+    with hub.session("s") as s:
+        with pytest.raises(Refused) as waits:
+            s.act(len, "abc", key="k", replay="once", approve="may I?")
+        kids = s.fork(3)
+        ((row, one),) = pending_approvals(hub.internals.services)
+        assert (row.id, one.id) == (s.id, waits.value.details["id"])
+        hub.approve(s, one.id, by="ann")
+        assert pending_approvals(hub.internals.services) == []
+        assert [kid.actions.approvals()[0].by for kid in kids] == ["ann"] * 3
+        assert kids[1].act(len, "abc", key="k", replay="once", approve="may I?") == 3
+        assert s.act(len, "abc", key="k", replay="once", approve="may I?") == 3

@@ -24,7 +24,7 @@ from ortet.cli.session_args import (
     unsettled_effects,
 )
 from ortet.cli.terminal import output
-from ortet.errors import Conflict, Invalid, NotFound
+from ortet.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
     from ortet.journal.state.records import Approval, Effect
@@ -208,9 +208,8 @@ def waiting(call: CliCall, session: str | None, *, all_: bool) -> None:
 @verb()
 @click.argument("approval")
 @session_option
-@by_option
 @why_option
-def approve(call: CliCall, approval: str, *, session: str | None, by: str, why: str) -> None:
+def approve(call: CliCall, approval: str, *, session: str | None, why: str) -> None:
     """Allow an action that waits for approval. The approval is valid for one action.
 
     APPROVAL is the id of the approval, or four or more of its first or last digits. The process
@@ -222,22 +221,21 @@ def approve(call: CliCall, approval: str, *, session: str | None, by: str, why: 
       ortet act waiting
       ortet act approve 7d20e6f1 --why "checked the invoice"
     """
-    _answer_approval(call, approval, session, by, why, ok=True)
+    _answer_approval(call, approval, session, why, ok=True)
 
 
 @verb()
 @click.argument("approval")
 @session_option
-@by_option
 @why_option
-def deny(call: CliCall, approval: str, *, session: str | None, by: str, why: str) -> None:
+def deny(call: CliCall, approval: str, *, session: str | None, why: str) -> None:
     """Deny an action that waits for approval.
 
     \b
     Example:
       ortet act deny 7d20e6f1 --why "wrong account"
     """
-    _answer_approval(call, approval, session, by, why, ok=False)
+    _answer_approval(call, approval, session, why, ok=False)
 
 
 for _command in (act_ls, settle, waiting, approve, deny):
@@ -260,23 +258,21 @@ def _approval_data(row: SessionRow, approval: Approval) -> dict[str, Any]:
 
 
 def _answer_approval(
-    call: CliCall, approval: str, session: str | None, by: str, why: str, *, ok: bool
+    call: CliCall, approval: str, session: str | None, why: str, *, ok: bool
 ) -> None:
     from ortet.integrations._shared.actions import answer_approval
+    from ortet.sessions.actions.approvals import unique_approvals
 
-    known = _approvals(call, session)
+    known = unique_approvals(_approvals(call, session))
     id_ = match_id((one.id for _, one in known), approval)
-    matching = [(row, one) for row, one in known if one.id == id_]
-    if not matching:
+    row = next((row for row, one in known if one.id == id_), None)
+    if row is None:
         raise NotFound(
             "no_approval",
             f"nothing waits for approval {approval!r}: `ortet act waiting` lists them",
         )
-    if len(matching) > 1:  # forks have the open approvals of their parent
-        names = ", ".join(row.name for row, _ in matching[:5])
-        raise Conflict("ambiguous", f"{approval!r} is asked for by {names}: say which with -s")
-    ((row, _),) = matching
-    answered = answer_approval(call.hub, row.id, id_, by=as_text(by), ok=ok, why=as_text(why))
+    # by="": the answer has the name of the user who runs the command
+    answered = answer_approval(call.hub, row.id, id_, by="", ok=ok, why=as_text(why))
     line = f"{'approved' if ok else 'denied'} for {row.name}: {output.title(answered.what)}"
     call.output.emit(_approval_data(row, answered), [line])
 

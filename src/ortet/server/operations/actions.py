@@ -176,10 +176,9 @@ def request_approval(session: Session, ask: RequestApproval) -> CreatedId:
 
 
 class AnswerApproval(OperationRequest, frozen=True):
-    """`by`: the name of the person who answers, by default the name of the caller."""
+    """`why`: the reason. The answer is recorded under the name of the caller's token."""
 
     approval: Id
-    by: str = ""
     why: str = ""
 
 
@@ -188,12 +187,12 @@ def approve(view: SessionReader, ask: AnswerApproval, caller: Caller) -> Approva
     """Allow an approval that a session asked for. No lease is needed, and the first answer counts.
     The own token of an agent, which allows write only, cannot allow it.
     """
-    by = ask.by or caller.name
-    return answer_approval(hub_of(view), view.id, ask.approval, by=by, ok=True, why=ask.why)
+    hub, by = hub_of(view), caller.name
+    return answer_approval(hub, view.id, ask.approval, by=by, ok=True, why=ask.why)
 
 
 @operation("POST", "/sessions/{session}/approvals/{approval}/deny", needs="admin")
 def deny(view: SessionReader, ask: AnswerApproval, caller: Caller) -> Approval:
     """Deny an approval that a session asked for. The session that asked gets the reason."""
-    by = ask.by or caller.name
-    return answer_approval(hub_of(view), view.id, ask.approval, by=by, ok=False, why=ask.why)
+    hub, by = hub_of(view), caller.name
+    return answer_approval(hub, view.id, ask.approval, by=by, ok=False, why=ask.why)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from ortet._util.codec import decode, encode
 from ortet._util.validation import FLAG, check_text, require
 from ortet.backends.base import Catalog, CatalogRow, RowChange
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Refused
@@ -89,7 +90,21 @@ def pending_approvals(
     if done:
         with suppress(OrtetError):  # a new request came in; the next call drops the other rows
             sessions.store.catalog.move([], verb="answered", rows=done)
-    return sorted(found, key=lambda pair: (pair[0].created, len(pair[0].name), pair[0].name))
+    found.sort(key=lambda pair: (pair[0].created, len(pair[0].name), pair[0].name))
+    return unique_approvals(found)
+
+
+def unique_approvals(
+    pairs: Iterable[tuple[SessionRow, Approval]],
+) -> list[tuple[SessionRow, Approval]]:
+    """Return each request once, with the first of the given sessions that has it.
+
+    Forks have the open requests of their parent. An answer counts for all of them.
+    """
+    found: dict[str, tuple[SessionRow, Approval]] = {}
+    for row, approval in pairs:
+        found.setdefault(approval.id, (row, approval))
+    return list(found.values())
 
 
 def _open_approvals(sessions: ApprovalSource, row: SessionRow) -> list[Approval]:
@@ -129,6 +144,43 @@ The rows survive restores and are shared by forks, so that an approval is used o
 """
 
 
+_ANSWER = "approval-answer"
+"""Row kind by approval id: the first answer.
+
+Forks that have the same open request find it there. The reason is only in the journal.
+"""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """The first answer to a request."""
+
+    ok: bool
+    by: str
+    time: int
+
+
+def record_answer(catalog: Catalog, draft: Draft, time: int) -> None:
+    """Store an answer for all sessions that have the request. The first answer counts."""
+    answer = _Answer(draft.data["ok"], draft.actor, time)
+    with suppress(Conflict):
+        catalog.put_row(_ANSWER, draft.data["id"], encode(answer), expect=0)
+
+
+def _with_answer(catalog: Catalog, approval: Approval) -> Approval:
+    """Return an open request with the answer that another session of the family got."""
+    row = catalog.row(_ANSWER, approval.id) if approval.state == "asked" else None
+    if row is None:
+        return approval
+    answer = decode(_Answer, row.value)
+    return msgspec.structs.replace(
+        approval,
+        state="given" if answer.ok else "denied",
+        by=answer.by,
+        answered=answer.time,
+        waiting=True,
+    )
+
+
 def approvals_of(catalog: Catalog, session: str, state: SessionState) -> list[Approval]:
     """Return all approvals of a session, oldest first, with answers that are still in the inbox."""
     found = {approval.id: approval for approval in state.approvals}
@@ -136,7 +188,8 @@ def approvals_of(catalog: Catalog, session: str, state: SessionState) -> list[Ap
         asked = found.get(event.data.get("id", "")) if event.kind == "given" else None
         if asked is not None and asked.state == "asked":
             found[asked.id] = msgspec.structs.replace(answer_approval(asked, event), waiting=True)
-    return sorted(found.values(), key=lambda approval: approval.seq)
+    answered = (_with_answer(catalog, approval) for approval in found.values())
+    return sorted(answered, key=lambda approval: approval.seq)
 
 
 def need(approvals: Iterable[Approval], id_: str) -> Approval:
@@ -186,15 +239,19 @@ class Approvals:
         """
         if not isinstance(why, str) or not why:
             raise Invalid("bad_request", f"approve={why!r}: give the reason a human should read")
-        for approval in sorted(self._writer.state.approvals, key=lambda a: -a.seq):
-            if approval.digest != digest:
+        for asked in sorted(self._writer.state.approvals, key=lambda a: -a.seq):
+            if asked.digest != digest:
                 continue
+            approval = _with_answer(self._store.catalog, asked)
             key = f"{self._row.family}/{approval.id}"
             used = self._store.catalog.row(USED, key)
             if used is not None and used.value.decode() != effect:
                 continue
             if approval.state == "asked":
                 raise _pending(approval.id, approval.what)
+            if asked.state == "asked":  # another session of the family got the answer
+                ok = approval.state == "given"
+                self._writer.add(draft_answer(approval.id, by=approval.by, ok=ok, why=""))
             if approval.state == "denied":
                 if approval.why != why:
                     break  # another reason is a new request
