@@ -60,7 +60,7 @@ def test_a_newer_format_is_refused(on_postgres: Ortet, schema: str, tmp_path: Pa
 
 
 def test_migrate_of_a_current_directory_store_changes_nothing(ortet: Ortet, proj: Path) -> None:
-    newest = len(sqlite_open.MIGRATIONS)
+    newest = sqlite_open.CHECKED_FORMAT
     assert ortet.json("migrate", cwd=proj) == {"before": newest, "after": newest}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from ortet.errors import Conflict, NotFound
+from ortet.errors import Conflict, NotFound, Unsupported
 from ortet.ids import Oid
 
 # The records that a catalog returns and accepts.
@@ -471,6 +471,16 @@ class Catalog(Timelines):
     @abstractmethod
     def check(self) -> list[str]:
         """Check the stored rows. Return one text per problem; empty if there is none."""
+
+    def copy_to(self, path: Path) -> None:
+        """Write a copy of the catalog, as it is at one moment, to a new file. Leases stay out.
+
+        Raises:
+            Unsupported: "remote_store" if the catalog is not a file of this host.
+        """
+        raise Unsupported(
+            "remote_store", f"this catalog is a database: use its own tools, not a copy to {path}"
+        )
 
     def close(self) -> None:
         """Release all handles."""

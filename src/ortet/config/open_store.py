@@ -26,6 +26,9 @@ MIB = 1 << 20
 _MAX_PATH_BYTES = 490
 """SQLite allows paths of 512 bytes and needs some of them for suffixes."""
 
+MARK_FILE, LOG_FILE = "local/catalog.mark", "local/catalog.log"
+"""What the last transaction stored, and a second copy of names; see backends/sqlite."""
+
 REMOTE_SCHEMES = ("http", "https")
 _OPTIONS = ("token_file", "key_file")
 
@@ -64,7 +67,13 @@ def open_embedded(root: Path, *, clock: Clock, random: Random, create: bool) -> 
     with ExitStack() as undo:
         # The catalog is created before FORMAT. If FORMAT exists, a missing catalog is lost, not
         # new.
-        catalog = SqliteCatalog(root / "catalog.db", clock, create=not exists)
+        catalog = SqliteCatalog(
+            root / "catalog.db",
+            clock,
+            create=not exists,
+            mark=root / MARK_FILE,
+            log=root / LOG_FILE,
+        )
         undo.callback(catalog.close)
         bucket = FileBucket(root / "bucket")
         objects = PackedObjectStore(

@@ -14,6 +14,7 @@ from ortet.backends.sqlite import connection as sqlite_open
 from ortet.backends.sqlite.catalog import SqliteCatalog
 from ortet.backends.sqlite.connection import (
     APPLICATION_ID,
+    CHECKED_FORMAT,
     MIGRATIONS,
     _connect,
     check_library,
@@ -35,7 +36,7 @@ def test_a_new_catalog_file_has_wal_mode_and_the_current_version(path: Path) -> 
         assert db.execute("PRAGMA journal_mode").get == "wal"
         assert db.execute("PRAGMA synchronous").get == 2
         assert db.execute("PRAGMA trusted_schema").get == 0
-        assert db.execute("PRAGMA user_version").get == len(MIGRATIONS)
+        assert db.execute("PRAGMA user_version").get == CHECKED_FORMAT
         assert db.execute("PRAGMA application_id").get == APPLICATION_ID
     catalog.close()
     assert os.listdir(path.parent) == [path.name]  # the log is folded in by the last to close
@@ -44,8 +45,8 @@ def test_a_new_catalog_file_has_wal_mode_and_the_current_version(path: Path) -> 
 def test_opening_a_catalog_that_another_process_is_creating_succeeds(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def connect(path: Path, busy_ms: int) -> apsw.Connection:
-        connection = _connect(path, busy_ms)
+    def connect(path: Path, busy_ms: int, *, checked: bool) -> apsw.Connection:
+        connection = _connect(path, busy_ms, checked=checked)
         monkeypatch.setattr(sqlite_open, "_connect", _connect)
 
         def trace(_cursor: object, statement: str, _bindings: object) -> bool:
@@ -73,7 +74,7 @@ def test_old_library_is_refused() -> None:
 def test_a_catalog_of_a_newer_format_is_refused_unchanged(path: Path) -> None:
     SqliteCatalog(path).close()
     db = apsw.Connection(str(path))
-    db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    db.execute(f"PRAGMA user_version = {CHECKED_FORMAT + 1}")
     db.close()
     before = path.read_bytes()
     with pytest.raises(Unsupported) as caught:
@@ -176,7 +177,7 @@ def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.Mo
         (apsw.BusyError(), Unavailable, "busy"),
         (apsw.LockedError(), Unavailable, "busy"),
         (apsw.FullError(), Unavailable, "disk_full"),
-        (apsw.IOError(), Unavailable, "disk_full"),
+        (apsw.IOError(), Unavailable, "storage_error"),
         (apsw.CorruptError(), Corrupt, "catalog_damaged"),
         (apsw.NotADBError(), Corrupt, "catalog_damaged"),
         (apsw.SQLError(), Corrupt, "catalog_damaged"),
@@ -192,3 +193,31 @@ def test_each_sqlite_error_maps_to_an_ortet_error(
     ours = translate_sqlite_error(error, Path("catalog.db"))
     assert type(ours) is expected
     assert ours.kind == kind
+
+
+@pytest.mark.disk("16k")
+def test_a_full_disk_is_named_when_a_catalog_is_created(small_disk: Path) -> None:
+    with pytest.raises(Unavailable) as caught:
+        SqliteCatalog(small_disk / "catalog.db")
+    assert caught.value.kind == "disk_full"
+
+
+def test_every_changed_bit_of_a_page_is_noticed(path: Path) -> None:
+    catalog = SqliteCatalog(path)
+    for number in range(60):
+        catalog.put_row("kind", f"{number:04}", bytes([number]) * 200)
+    catalog.close()
+    whole = path.read_bytes()
+    for at in range(4096 + 3, len(whole), 1013):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        damaged = SqliteCatalog(path)
+        assert damaged.check() != []
+        damaged.close()
+
+
+def test_a_catalog_that_ends_within_a_page_is_damaged(path: Path) -> None:
+    SqliteCatalog(path).close()
+    os.truncate(path, path.stat().st_size - 100)
+    with pytest.raises(Corrupt) as caught:
+        SqliteCatalog(path)
+    assert caught.value.kind == "catalog_damaged"

@@ -15,6 +15,7 @@ import apsw
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fixtures.stores import Open
 
 from ortet.errors import Invalid, Unavailable
 from ortet.memory.index_rows import (
@@ -446,3 +447,15 @@ def _place(lookup: SqliteIndexReader, timeline: int, tier: Tier, seq: int) -> In
     end = pack_timeline_seq(timeline, seq)
     first = IndexPosition((timeline * LINES_PER_TIMELINE + TIERS.index(tier)) * IDS_PER_LINE, 0)
     return lookup.last_positions([tier], [end])[tier].get(end, first)
+
+
+@pytest.mark.parametrize("cut", [1, 3914, 4096, 20_000])
+def test_a_cut_index_is_built_again(opened: Open, store: Path, cut: int) -> None:
+    with opened() as hub, hub.session("s") as s:
+        for number in range(40):
+            s.learn(f"fact {number} about the harbour and the sky")
+        before = [hit.text for hit in s.recall("harbour sky", k=40)]
+    path = store / "local" / "memory" / "index.db"
+    os.truncate(path, path.stat().st_size - cut)
+    with opened() as hub, hub.session("s") as s:
+        assert sorted(hit.text for hit in s.recall("harbour sky", k=40)) == sorted(before)

@@ -123,3 +123,16 @@ def test_one_sweep_at_a_time_and_none_beside_a_verification(open_store: Open) ->
         second.sweep_lock.hold_gc_lock(exclusive=False),
     ):
         pass
+
+
+def test_a_damaged_lock_file_gives_an_epoch_and_heals_at_the_next_sweep(tmp_path: Path) -> None:
+    fence = FileFence(tmp_path)
+    fence.raise_epoch()
+    before = fence.epoch()
+    file = tmp_path / "gc.lock"
+    data = bytearray(file.read_bytes())
+    data[1] ^= 4  # in the padding: no number any more
+    file.write_bytes(data)
+    damaged = fence.epoch()
+    assert damaged != before
+    assert fence.raise_epoch() == fence.epoch() > before

@@ -35,7 +35,20 @@ from ortet.backends.row_codec import (
     decompress_body,
     raw_id,
 )
+from ortet.backends.sqlite.commit_mark import (
+    FENCE,
+    NOTHING,
+    ROW,
+    Evidence,
+    check_evidence,
+    commit_mark_for,
+    event_evidence,
+    move_evidence,
+    row_evidence,
+)
 from ortet.backends.sqlite.connection import SqliteHandle, read_format_version
+from ortet.backends.sqlite.page_checksums import is_page_damaged
+from ortet.backends.sqlite.recovery_log import RecoveryLog
 from ortet.backends.sqlite.rows import (
     RAISE_FLOOR,
     change_rows,
@@ -119,6 +132,10 @@ _ERASE_EVENT = """UPDATE events SET salt = NULL, body = NULL
     WHERE timeline = ? AND seq = ? AND body IS NOT NULL"""
 _HAS_CHILDREN = "SELECT EXISTS (SELECT 1 FROM timelines WHERE parent = ?)"
 
+_DROP_LEASES = """UPDATE floors
+    SET value = max(value, coalesce((SELECT max(fence) FROM leases), 0)) WHERE of = 'fence';
+    DELETE FROM leases"""
+
 _VACUUM_FREE_FRACTION = 4
 """The file is rewritten (VACUUM) if at least one in this many pages is free."""
 
@@ -129,15 +146,53 @@ class SqliteCatalog(Catalog):
     With `create=False`, a missing or empty file raises Corrupt("no_catalog"). A transaction waits
     up to `busy_ms` for other processes, then raises Unavailable("busy"). Safe across os.fork:
     parent and child reopen the file at their next call.
+
+    `mark` is the path of the commit mark; see `commit_mark`. A catalog that lacks what the mark
+    names raises Corrupt("catalog_behind"). `log` is the path of the recovery log.
     """
 
     def __init__(
-        self, path: Path, clock: Clock | None = None, *, create: bool = True, busy_ms: int = 30_000
+        self,
+        path: Path,
+        clock: Clock | None = None,
+        *,
+        create: bool = True,
+        busy_ms: int = 30_000,
+        mark: Path | None = None,
+        log: Path | None = None,
     ) -> None:
+        self._mark = None if mark is None else commit_mark_for(mark)
+        if self._mark is not None and create:
+            self._mark.forget()
+        self._log = None if log is None else RecoveryLog(log)
+        if self._log is not None:
+            self._log.compact()
         self._clock = clock or SystemClock()
         self._zstd = CachingCompressor()  # used to compress only while the handle is held
         self._path = path
+        self._busy_ms = busy_ms
         self._handle = SqliteHandle(path, create=create, busy_ms=busy_ms)
+        if self._mark is not None and not create:
+            self._check_mark(self._mark.read())
+
+    def _check_mark(self, evidence: Evidence | None) -> None:
+        if evidence is not None:
+            try:
+                with self._handle as db:
+                    check_evidence(db, evidence, self._path)
+            except BaseException:
+                self._handle.close()
+                raise
+
+    def _note(self, evidence: Evidence | None) -> None:
+        """Note what a transaction stored, after its commit."""
+        if self._mark is not None and evidence is not None:
+            self._mark.note(evidence)
+
+    def _log_changes(self, moves: Sequence[Move], rows: Sequence[RowChange]) -> None:
+        """Copy changed heads and rows to the recovery log, after their commit."""
+        if self._log is not None and (moves or rows):
+            self._log.note(moves, rows)
 
     # heads
 
@@ -179,7 +234,10 @@ class SqliteCatalog(Catalog):
                 _move(db, move, now)
                 db.execute(_LOG, (now, verb, move.name, move.expect, move.to, actor, detail))
             change_rows(db, rows)
+            stored = move_evidence(db, moves, appends, rows, leases)
             db.execute(_COMMIT)
+        self._note(stored)
+        self._log_changes(moves, rows)
         return leases
 
     # operation log
@@ -207,6 +265,7 @@ class SqliteCatalog(Catalog):
             db.execute(_BEGIN)
             lease = claim_lease(db, LeaseClaim(name, owner, ttl_ns), self._clock.now_ns())
             db.execute(_COMMIT)
+        self._note(Evidence(FENCE, lease.name, lease.fence))
         return lease
 
     def extend(self, lease: Lease, ttl_ns: int) -> Lease:
@@ -251,13 +310,18 @@ class SqliteCatalog(Catalog):
             check_row_version(db, kind, key, expect)
             row = CatalogRow(kind, key, value, put_row(db, kind, key, value))
             db.execute(_COMMIT)
+        self._note(Evidence(ROW, key, row.version, kind))
+        self._log_changes((), [RowChange(kind, key, value)])
         return row
 
     def drop_row(self, kind: str, key: str) -> None:
         with self._handle.writing() as db:
             db.execute(_BEGIN)
             drop_row(db, kind, key)
+            stored = row_evidence(db, [RowChange(kind, key, None)])
             db.execute(_COMMIT)
+        self._note(stored)
+        self._log_changes((), [RowChange(kind, key, None)])
 
     # timelines
 
@@ -283,21 +347,23 @@ class SqliteCatalog(Catalog):
         lease: Lease | None = None,
         rows: Sequence[RowChange] = (),
     ) -> None:
-        if len(events) == 1 and not rows and self._add_one(timeline, events[0], lease):
-            return
-        if (
-            1 < len(events) <= _MAX_EVENTS_PER_INSERT
-            and not rows
-            and self._add_few(timeline, events, lease)
-        ):
-            return
-        with self._handle.writing() as db:
-            db.execute(_BEGIN)
-            if lease is not None:
-                check_lease(db, lease, self._clock.now_ns())
-            _add_events(db, timeline, events, self._zstd)
-            change_rows(db, rows)
-            db.execute(_COMMIT)
+        if rows or not self._try_insert(timeline, events, lease):
+            with self._handle.writing() as db:
+                db.execute(_BEGIN)
+                if lease is not None:
+                    check_lease(db, lease, self._clock.now_ns())
+                _add_events(db, timeline, events, self._zstd)
+                change_rows(db, rows)
+                db.execute(_COMMIT)
+        if events:
+            self._note(event_evidence(timeline, events[-1].seq, events[-1].head))
+        self._log_changes((), rows)
+
+    def _try_insert(self, timeline: str, events: Sequence[EventRow], lease: Lease | None) -> bool:
+        """Append in one statement. Return False, without effect, if a transaction is needed."""
+        if len(events) == 1:
+            return self._add_one(timeline, events[0], lease)
+        return 1 < len(events) <= _MAX_EVENTS_PER_INSERT and self._add_few(timeline, events, lease)
 
     def _add_one(self, timeline: str, event: EventRow, lease: Lease | None) -> bool:
         """Append one event in one statement. Return False, without effect, if a condition fails.
@@ -397,6 +463,7 @@ class SqliteCatalog(Catalog):
             return count
 
     def drop_timeline(self, timeline: str) -> None:
+        self._note(Evidence(NOTHING))  # before the commit: the last event may go with it
         with self._handle.writing() as db:
             raw = raw_id(timeline)
             db.execute(_BEGIN)
@@ -412,6 +479,8 @@ class SqliteCatalog(Catalog):
         with self._handle as db:
             db.execute("VACUUM")  # a freed or split page keeps its old contents
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        if self._log is not None:
+            self._log.compact(always=True)
 
     def reclaim(self) -> None:
         with self._handle as db:
@@ -431,6 +500,27 @@ class SqliteCatalog(Catalog):
                 return found or _find_inconsistencies(db)
             except apsw.CorruptError as error:
                 return [str(error)]
+            except apsw.IOError as error:
+                if not is_page_damaged(error):
+                    raise
+                return ["a page does not match its checksum"]
+
+    def copy_to(self, path: Path) -> None:
+        # a connection of its own: a large copy does not keep this one from others
+        source = SqliteHandle(self._path, create=False, busy_ms=self._busy_ms)
+        try:
+            for suffix in ("", "-wal", "-shm", "-journal"):
+                Path(f"{path}{suffix}").unlink(missing_ok=True)
+            with source as db:
+                copy = apsw.Connection(str(path))
+                try:
+                    with copy.backup("main", db, "main") as pages:
+                        pages.step()
+                    copy.execute(_DROP_LEASES).fetchall()
+                finally:
+                    copy.close()
+        finally:
+            source.close()
 
     def close(self) -> None:
         self._handle.close()

@@ -15,16 +15,32 @@ import apsw
 from ortet._util.fork_safety import close_at_fork
 from ortet._util.lock_timeout import current_lock_timeout
 from ortet.backends.local.bucket import sync_directory
+from ortet.backends.sqlite.page_checksums import (
+    is_cut,
+    is_page_damaged,
+    load_checksums,
+    no_checksums,
+    reserve_checksums,
+)
 from ortet.backends.sqlite.write_queue import Insert, write_queue_for
 from ortet.errors import Corrupt, Invalid, OrtetError, Unavailable, Unsupported
 
 MIGRATIONS = ("0001_ground.sql", "0002_journal.sql")
 """The migrations in order. `user_version` is the number of those applied to a file."""
 
+CHECKED_FORMAT = len(MIGRATIONS) + 1
+"""The `user_version` of a file with all migrations whose pages have checksums.
+
+A file gets checksums when it is created. Files of earlier releases stay without.
+"""
+
 OLDEST_SAFE = 3_051_003
 """Before 3.51.3, two connections that reset the WAL at the same time could lose a commit."""
 
 APPLICATION_ID = 1869771877
+
+_NO_SPACE = (apsw.SQLITE_IOERR_SHMSIZE,)
+"""Codes of I/O errors that only a full disk causes. SQLite says FULL for all others."""
 
 _O_PATH = getattr(os, "O_PATH", 0)
 """Opens a file without affecting its locks.
@@ -187,13 +203,16 @@ def _roll_back(connection: apsw.Connection) -> None:
 def open_connection(path: Path, create: bool, busy_ms: int) -> apsw.Connection:
     """Open a catalog and apply missing migrations. Create the file if `create` is true."""
     check_library(apsw.SQLITE_VERSION_NUMBER)
+    checked = load_checksums()
     try:
         new = not path.exists() or path.stat().st_size == 0
         if new and not create:
             raise _missing(path)
-        connection = _connect(path, busy_ms)
+        if not new and is_cut(path):
+            raise catalog_damaged(path, "its last page is not whole")
+        connection = _connect(path, busy_ms, checked=new and checked)
         try:
-            _migrate(connection, path, create)
+            _migrate(connection, path, create, checked=checked)
         except BaseException:
             connection.close()
             raise
@@ -217,8 +236,10 @@ def check_library(version: int) -> None:
         )
 
 
-def _connect(path: Path, busy_ms: int) -> apsw.Connection:
+def _connect(path: Path, busy_ms: int, *, checked: bool = False) -> apsw.Connection:
     connection = apsw.Connection(str(path))
+    if checked:
+        reserve_checksums(connection)
     connection.set_busy_timeout(busy_ms)
     deadline = time.monotonic() + busy_ms / 1000
     while True:
@@ -242,8 +263,8 @@ def _connect(path: Path, busy_ms: int) -> apsw.Connection:
     return connection
 
 
-def _migrate(connection: apsw.Connection, path: Path, create: bool) -> None:
-    if read_format_version(connection, path) == len(MIGRATIONS):
+def _migrate(connection: apsw.Connection, path: Path, create: bool, *, checked: bool) -> None:
+    if read_format_version(connection, path) >= len(MIGRATIONS):
         return
     # Importing this costs 6 ms, and it is needed once in the life of a store.
     from importlib.resources import files  # noqa: PLC0415
@@ -258,6 +279,8 @@ def _migrate(connection: apsw.Connection, path: Path, create: bool) -> None:
             (files("ortet.backends.sqlite") / "migrations" / name).read_text("utf-8")
         )
         connection.execute(f"PRAGMA user_version = {number}")
+    if checked and not done:
+        connection.execute(f"PRAGMA user_version = {CHECKED_FORMAT}")
     connection.execute("COMMIT")
 
 
@@ -266,20 +289,30 @@ def read_format_version(connection: apsw.Connection, path: Path) -> int:
 
     Raise Corrupt for a foreign database, and Unsupported for a newer format.
     """
-    with connection:  # one transaction: another process may be creating the file
+    # One transaction: another process may be creating the file. An error, such as a full disk, can
+    # end the transaction: `_roll_back` does not replace the error by one of its own.
+    nested = connection.in_transaction
+    try:
+        if not nested:
+            connection.execute("BEGIN")
         version = int(connection.execute("PRAGMA user_version").get)
         ours = connection.execute("PRAGMA application_id").get == APPLICATION_ID
         empty = version == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").get == 0
+    finally:
+        if not nested:
+            _roll_back(connection)
     if not ours and not empty:
         raise Corrupt(
             "not_a_catalog", f"{path} is another program's database: name another directory"
         )
-    if version > len(MIGRATIONS):
+    if version > CHECKED_FORMAT:
         raise Unsupported(
             "newer_format",
             f"{path} was written by a newer Ortet (format {version}, known here: "
-            f"{len(MIGRATIONS)}): upgrade Ortet",
+            f"{CHECKED_FORMAT}): upgrade Ortet",
         )
+    if version == CHECKED_FORMAT and not load_checksums():
+        raise no_checksums()
     return version
 
 
@@ -290,16 +323,28 @@ def translate_sqlite_error(error: apsw.Error, path: Path) -> OrtetError:
             return Unavailable(
                 "busy", f"{path} is locked by another process: try again in a moment"
             )
-        case apsw.FullError() | apsw.IOError():
+        case apsw.IOError() if is_page_damaged(error):
+            return catalog_damaged(path, error)
+        case apsw.FullError():
+            return _disk_full(path, error)
+        case apsw.IOError() if getattr(error, "extendedresult", 0) in _NO_SPACE:
+            return _disk_full(path, error)
+        case apsw.IOError():
             return Unavailable(
-                "disk_full",
-                f"{path} cannot be read or written ({error}): free some space, check the disk",
+                "storage_error",
+                f"{path} cannot be read or written ({error}): check the disk, then repeat",
             )
         case apsw.CorruptError() | apsw.NotADBError() | apsw.SQLError():
             return catalog_damaged(path, error)
         case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError():
             return _no_access(path, error)
     return OrtetError("sqlite", f"{path}: {error}: please report this as a bug of Ortet")
+
+
+def _disk_full(path: Path, error: object) -> Unavailable:
+    return Unavailable(
+        "disk_full", f"{path} cannot be written ({error}): free some space, then repeat"
+    )
 
 
 def catalog_damaged(path: Path, error: object) -> Corrupt:

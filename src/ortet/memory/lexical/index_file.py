@@ -18,6 +18,12 @@ from threading import Lock, RLock
 import apsw
 
 from ortet._util.fork_safety import close_at_fork
+from ortet.backends.sqlite.page_checksums import (
+    is_cut,
+    is_page_damaged,
+    load_checksums,
+    reserve_checksums,
+)
 from ortet.backends.sqlite.write_queue import write_queue_for
 from ortet.errors import Conflict, Invalid, Unavailable
 
@@ -27,7 +33,8 @@ _MEMORY = ":memory:"
 _WRITE_TIMEOUT_SECONDS = 60.0
 """Seconds that threads of this process wait for each other's writes."""
 _NAMES = re.compile(r"(?:TABLE|INDEX) (\w+)")
-_DAMAGE_ERRORS = apsw.CorruptError | apsw.NotADBError | apsw.SQLError | UnicodeDecodeError
+_READ_ERRORS = (apsw.SQLError, UnicodeDecodeError)
+"""Errors of reads, besides those of SQLite about damage, that a damaged file causes."""
 
 
 class IndexLost(Conflict):
@@ -86,6 +93,9 @@ class IndexFile:
             except BaseException as error:
                 if isinstance(error, apsw.Error | UnicodeDecodeError | OSError):
                     raise self._recover_from(error) from error
+                if isinstance(error, TypeError | ValueError) and self._is_damaged():
+                    self._reset()
+                    raise index_lost(f"the index of memories is damaged ({error})") from error
                 raise
 
     def empty(self) -> None:
@@ -132,19 +142,25 @@ class IndexFile:
         self._disconnect()
         try:
             self._connection = self._open()
-        except (apsw.CorruptError, apsw.NotADBError):
-            self._reset()
         except (apsw.BusyError, apsw.LockedError):
             raise
-        except (apsw.Error, OSError):
-            self._switch_to_memory()
+        except (apsw.Error, OSError) as error:
+            if _is_damage(error):
+                self._reset()
+            else:
+                self._switch_to_memory()
         assert self._connection is not None
         return self._connection
 
     def _open(self) -> apsw.Connection:
         os.makedirs(self._path.parent, exist_ok=True)
+        is_new = not self._inode_at_path()
+        if not is_new and is_cut(self._path):
+            raise apsw.CorruptError("the file ends within a page")
         connection = apsw.Connection(str(self._path))
         try:
+            if is_new and load_checksums():
+                reserve_checksums(connection)
             self._prepare(connection)
         except BaseException:
             connection.close()
@@ -201,13 +217,26 @@ class IndexFile:
         try:
             if isinstance(error, apsw.SQLError) and self._is_intact():
                 pass
-            elif isinstance(error, _DAMAGE_ERRORS) and not self._in_memory:
+            elif _is_damage(error, more=_READ_ERRORS) and not self._in_memory:
                 self._reset()
             else:
                 self._switch_to_memory()
         except (apsw.Error, OSError):
             self._switch_to_memory()
         return index_lost(f"the index of memories could not be used ({error})")
+
+    def _is_damaged(self) -> bool:
+        """Return True if SQLite finds the file damaged: its rows then hold what nobody wrote.
+
+        SQLite reads the missing end of a file as zeros, without an error.
+        """
+        if self._connection is None or self._in_memory:
+            return False
+        try:
+            found: object = self._connection.execute("PRAGMA integrity_check(1)").get
+        except apsw.Error:
+            return True
+        return found != "ok"
 
     def _is_intact(self) -> bool:
         """Return True if tables are missing only because another process is emptying the file.
@@ -279,8 +308,17 @@ def _to_wal(connection: apsw.Connection, busy_ms: int) -> None:
             time.sleep(0.005)
 
 
+def _is_damage(error: Exception, more: tuple[type[Exception], ...] = ()) -> bool:
+    """Return True if an error means that the file is damaged, and not the disk full or busy."""
+    if isinstance(error, (apsw.CorruptError, apsw.NotADBError, *more)):
+        return True
+    return isinstance(error, apsw.Error) and is_page_damaged(error)
+
+
 def _empty(connection: apsw.Connection) -> None:
     connection.config(apsw.SQLITE_DBCONFIG_RESET_DATABASE, 1)
+    if load_checksums():
+        reserve_checksums(connection)
     try:
         connection.execute("VACUUM")
     finally:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
+from ortet._util.codec import checksum
 from ortet.errors import Invalid, Unavailable
 from ortet.objects.source import AutoClosingFd
 
@@ -134,7 +135,13 @@ class FileFence(SweepFence):
     def end_thread(self) -> None: ...
 
     def epoch(self) -> int:
-        return int(os.pread(self._lock_file.fd, 32, 0).strip(b"\0\n ") or b"0")
+        """Return the number in gc.lock.
+
+        The epoch is only compared with an earlier one. Damaged bytes therefore give a number of
+        their own, which no sweep writes.
+        """
+        text = os.pread(self._lock_file.fd, 32, 0).strip(b"\0\n ") or b"0"
+        return int(text) if text.isdigit() else -int.from_bytes(checksum(text))
 
     def fetch_epoch(self) -> int:
         return self.epoch()
@@ -158,6 +165,8 @@ class FileFence(SweepFence):
 
     def raise_epoch(self) -> int:
         epoch = self.epoch() + 1
+        if epoch <= 0:  # damaged: continue above all numbers that a handle may remember
+            epoch = time.time_ns()
         fd = _open_lock_file(self._directory / "gc.lock")
         try:
             os.pwrite(fd, _EPOCH_FORMAT % epoch, 0)
