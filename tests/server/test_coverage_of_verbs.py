@@ -186,6 +186,7 @@ LOCAL_STORE = {
     **dict.fromkeys(("maintenance", "transfer", "governance", "memory"), FACETS),
 }
 
+LOCAL_MAINTENANCE = {"backup": "writes a directory of the host: `ortet backup` beside the server"}
 MAINTENANCE = {
     "drop": "drop",
     "leftovers": "doctor",
@@ -231,7 +232,7 @@ SURFACES = {
     SessionReader: {**READ, **LOCAL},
     Session: {**READ, **WRITTEN, **LOCAL},
     Hub: {**STORE, **LOCAL_STORE},
-    Maintenance: MAINTENANCE,
+    Maintenance: {**MAINTENANCE, **LOCAL_MAINTENANCE},
     Governance: GOVERNANCE,
     MemoryQueries: MEMORY,
     Transfer: {**TRANSFER, **LOCAL_TRANSFER},

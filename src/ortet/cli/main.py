@@ -68,7 +68,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "governance": ("retention", "hold", "release", "erase", "dataset"),
     },
     "Store": {
-        "store": ("verify", "sweep", "export", "import"),
+        "store": ("verify", "repair", "backup", "sweep", "export", "import"),
         "stats": ("stats",),
         "transfer": ("clone", "pull", "push"),
         "migrate": ("migrate",),

@@ -718,13 +718,22 @@ class Hub:
 
         return Transfer(self.store, lambda: self.internals.session_manager)
 
-    def verify(self, *, progress: Progress | None = None, repair: bool = False) -> VerifyReport:
+    def verify(
+        self,
+        *,
+        progress: Progress | None = None,
+        repair: bool = False,
+        sample: float = 1.0,
+        restore: bool = False,
+    ) -> VerifyReport:
         """Recompute every hash, follow every reference and check every event chain.
 
         Args:
             progress: Called with (done, total) during the work.
             repair: First write the rows of effects again that are missing, damaged or behind the
                 journals.
+            sample: Read only this fraction of the stored data, chosen at random.
+            restore: Also restore the files of every branch and tag, and compare them.
 
         Returns:
             Counts of what was checked. The report has no problems.
@@ -732,7 +741,9 @@ class Hub:
         Raises:
             Corrupt: kind "verify_failed". `details["report"]` lists the problems.
         """
-        return self.maintenance.verify(progress=progress, repair=repair)
+        return self.maintenance.verify(
+            progress=progress, repair=repair, sample=sample, restore=restore
+        )
 
     def sweep(
         self,

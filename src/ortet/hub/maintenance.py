@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ortet._util.validation import CALLABLE, FLAG, NUMBER, optional, require
+from ortet._util.validation import CALLABLE, FLAG, NUMBER, PATH, optional, require
+from ortet.errors import Invalid
 from ortet.workspaces.manager import WorkspaceManager
 
 if TYPE_CHECKING:
+    from ortet.hub.backup import BackupReport
     from ortet.machines.cleanup import Leftover
     from ortet.objects.gc.sweep import Progress, SweepReport
     from ortet.objects.gc.verify import VerifyReport
@@ -27,13 +30,26 @@ class Maintenance:
         self._workspaces = workspaces
         self._sessions = sessions  # a function, because dropping files needs no session code
 
-    def verify(self, *, progress: Progress | None = None, repair: bool = False) -> VerifyReport:
+    def verify(
+        self,
+        *,
+        progress: Progress | None = None,
+        repair: bool = False,
+        sample: float = 1.0,
+        restore: bool = False,
+    ) -> VerifyReport:
         """Recompute every hash, follow every reference and check every event chain.
+
+        The bundles of archived sessions are read too, and the files of workspaces on this host
+        whose times did not change are compared with what was captured.
 
         Args:
             progress: Called with (done, total) during the work.
             repair: First write the rows of effects again that are missing, damaged or behind the
                 journals.
+            sample: Read only this fraction of the stored data, chosen at random. All references
+                and all event chains are checked.
+            restore: Also restore the files of every branch and tag, and compare them.
 
         Returns:
             Counts of what was checked. The report has no problems.
@@ -45,7 +61,41 @@ class Maintenance:
 
         optional(CALLABLE, progress=progress)
         require(FLAG, repair=repair)
-        return verify_store(self._sessions(), progress, repair=repair)
+        require(NUMBER, sample=sample)
+        require(FLAG, restore=restore)
+        if not 0 < sample <= 1:
+            raise Invalid("bad_value", f"sample={sample}: give a fraction above 0 and up to 1")
+        return verify_store(
+            self._sessions(), progress, repair=repair, sample=sample, restore=restore
+        )
+
+    def backup(
+        self, path: str | os.PathLike[str], *, progress: Progress | None = None
+    ) -> BackupReport:
+        """Write a backup of the store into a directory, while others go on to write.
+
+        The backup is a store that shows one moment. To restore, open it, or copy it to the place
+        of the lost store. A second backup into the same directory copies what is new. If this
+        process is killed, the backup of before is whole. Uncommitted files of private machines are
+        not part of a backup.
+
+        Args:
+            path: A directory of its own. It is created.
+            progress: Called with (done, total) during the work.
+
+        Returns:
+            Counts and bytes of the files that were copied.
+
+        Raises:
+            Conflict: "not_a_backup" or "backup_changed" if the directory holds a store that no
+                backup left there.
+            Unsupported: "remote_store" if the store is not a directory of this host.
+        """
+        from ortet.hub.backup import backup_store
+
+        require(PATH, path=path)
+        optional(CALLABLE, progress=progress)
+        return backup_store(self._store, Path(path), progress=progress)
 
     def sweep(
         self,

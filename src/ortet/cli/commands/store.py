@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from ortet.cli.call import CliCall, verb
 from ortet.cli.terminal import output as render
 from ortet.errors import Corrupt, Invalid
+
+if TYPE_CHECKING:
+    from ortet.hub.repair import RepairReport
 
 MAX_PROBLEMS_SHOWN = 20
 """The maximum number of problems shown."""
@@ -22,19 +26,25 @@ AGE_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 @verb()
 @click.option("--repair", is_flag=True, help="Rebuild rows of effects from the journals first.")
-def verify(call: CliCall, *, repair: bool) -> None:
+@click.option("--sample", metavar="PERCENT", help="Read only a random part, such as 5%.")
+@click.option("--restore", is_flag=True, help="Also restore all branches and tags, and compare.")
+def verify(call: CliCall, *, repair: bool, sample: str | None, restore: bool) -> None:
     """Recompute every hash and follow every reference.
 
-    Nothing is repaired by guessing. The exit code is 8 if the store is damaged.
+    Archives and the files of workspaces on this host are checked too. Nothing is repaired by
+    guessing. The exit code is 8 if the store is damaged.
 
     \b
     Example:
       ortet verify
       ortet verify --repair
+      ortet verify --sample 5%
+      ortet verify --restore
     """
+    part = 1.0 if sample is None else _parse_percent(sample)
     try:
         with call.output.progress("verify") as progress:
-            report = call.hub.verify(progress=progress, repair=repair)
+            report = call.hub.verify(progress=progress, repair=repair, sample=part, restore=restore)
     except Corrupt as error:  # with --json, the printed error contains the report
         problems = error.details.get("report", {}).get("problems", [])
         if not call.output.json:
@@ -42,7 +52,17 @@ def verify(call: CliCall, *, repair: bool) -> None:
         raise
     data = {"ok": True, **render.fields(report)}
     what = f"{_objects(report.objects)}, {render.plural(report.commits, 'commit')}"
-    call.output.emit(data, [f"sound: {what}, {render.format_size(report.bytes)}"])
+    lines = [f"sound: {what}, {render.format_size(report.bytes)}"]
+    if restore:
+        lines.append(f"restored and compared: the files of {report.restored} states")
+    call.output.emit(data, lines)
+
+
+def _parse_percent(text: str) -> float:
+    found = re.fullmatch(r"(\d{1,3}(?:\.\d+)?)%", text)
+    if found is None or not 0 < float(found[1]) <= 100:
+        raise Invalid("bad_value", f"--sample {text!r}: write a percentage above 0%, as in 5%")
+    return float(found[1]) / 100
 
 
 def _problem_lines(problems: Sequence[Mapping[str, str]]) -> Iterator[str]:
@@ -53,6 +73,94 @@ def _problem_lines(problems: Sequence[Mapping[str, str]]) -> Iterator[str]:
         yield render.safe(f"{place}: {problem['what']}")
     if len(problems) > MAX_PROBLEMS_SHOWN:
         yield f"and {len(problems) - MAX_PROBLEMS_SHOWN} more"
+
+
+@verb()
+@click.option("--apply", is_flag=True, help="Repair the store. Without it, only report.")
+def repair(call: CliCall, apply: bool) -> None:
+    """Rebuild what a damaged store still allows, and say what is lost.
+
+    Without --apply nothing changes: the report says what would be done. Stop all programs that use
+    the store before you apply it. Packs are never changed. A damaged catalog is kept in
+    local/damaged; branches, sessions and commits are built again from its readable rows, its
+    recovery log and the packs. Commits that nothing refers to get branches lost/….
+
+    \b
+    Example:
+      ortet repair
+      ortet repair --apply
+    """
+    from ortet.config.environment import open_hub, store_path, store_url
+    from ortet.config.repair import repair_store
+
+    root = store_path(store_url(cwd=call.cwd))
+    report = repair_store(
+        root, lambda place: open_hub(place, cwd=call.cwd, create=False), apply=apply
+    )
+    call.output.emit(report, _repair_lines(report))
+
+
+def _repair_lines(report: RepairReport) -> Iterator[str]:
+    done = "" if report.applied else "would be "
+    yield f"the catalog is {report.catalog}"
+    for name, oid in report.branches.items():
+        yield render.safe(f"branch {name} {done}set to {render.short_id(oid)}")
+    for name in report.sessions:
+        yield render.safe(f"session {name} {done}built again from its last commit")
+    for name, oid in report.found.items():
+        yield render.safe(f"commit {render.short_id(oid)} {done}kept as branch {name}")
+    for name in report.rebuilt:
+        yield render.safe(f"{name} {done}built again")
+    for text in report.lost:
+        yield render.safe(f"lost: {text}")
+    if not report.applied:
+        yield "nothing was changed: run `ortet repair --apply` to do it"
+
+
+@verb()
+@click.argument("words", metavar="[verify] DIRECTORY", nargs=-1)
+def backup(call: CliCall, words: tuple[str, ...]) -> None:
+    """Write a backup of the store into a directory, or verify one.
+
+    Programs may go on to write meanwhile. The backup shows one moment and is a store of its own. To
+    restore, open it with ORTET_URL=DIRECTORY, or copy it to the place of the lost store. A second
+    backup into the same directory copies only what is new. `ortet backup verify DIRECTORY` reads
+    the whole backup.
+
+    \b
+    Example:
+      ortet backup /mnt/backup/ortet
+      ortet backup verify /mnt/backup/ortet
+    """
+    if len(words) == 2 and words[0] == "verify":
+        _verify_backup(call, words[1])
+        return
+    if len(words) != 1:
+        raise click.UsageError("give one DIRECTORY, or: verify DIRECTORY")
+    with call.output.progress("backup") as progress:
+        report = call.hub.maintenance.backup(call.cwd / words[0], progress=progress)
+    size = render.format_size(report.bytes)
+    new = render.plural(report.copied, "file")
+    call.output.emit(
+        report,
+        [f"{render.safe(words[0])}: {new} copied ({size}), {report.reused} were there already"],
+    )
+
+
+def _verify_backup(call: CliCall, directory: str) -> None:
+    from ortet.config.environment import open_hub
+    from ortet.hub.backup import check_backup
+
+    place = call.cwd / directory
+    manifest = check_backup(place)
+    with (
+        open_hub(place, cwd=call.cwd, create=False) as hub,
+        call.output.progress("verify") as progress,
+    ):
+        report = hub.verify(progress=progress)
+    data = {"ok": True, "time": manifest.time, **render.fields(report)}
+    what = f"{_objects(report.objects)}, {render.plural(report.commits, 'commit')}"
+    call.output.emit(data, [f"sound: {what}, as of {render.format_time(manifest.time)}"])
 
 
 @verb()

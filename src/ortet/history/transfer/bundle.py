@@ -135,6 +135,22 @@ def import_bundle(
         return BundleImport(dict(file.header.refs), heirs, count, size, len(kinds) - count)
 
 
+def verify_bundle(
+    objects: ObjectStore, path: Path, parse_references: ReferenceParser
+) -> dict[str, Oid]:
+    """Check every byte, hash and reference of a bundle, and return its refs. Stores nothing.
+
+    Raises:
+        Corrupt: If the bundle is damaged or incomplete.
+        NotFound: If there is no such file.
+    """
+    with BundleFile(path, BundleLimits()) as file:
+        _verify_hashes(file, objects, lambda _: None)
+        replacements = {old: (new, Kind.BLOB) for old, new in file.header.heirs}
+        _verify_graph(file, _apply_replacements(parse_references, replacements), BundleLimits())
+        return dict(file.header.refs)
+
+
 def _collect_replacements(
     parse_references: ReferenceParser, objects: ObjectStore, replacements: dict[Oid, Oid]
 ) -> ReferenceParser:

@@ -15,7 +15,7 @@ from ortet._util.codec import decode, encode
 from ortet._util.failpoints import failpoint
 from ortet._util.validation import check_text
 from ortet.backends.base import Move, RowChange
-from ortet.errors import Corrupt, NotFound
+from ortet.errors import Corrupt, NotFound, OrtetError
 from ortet.history.references import references
 from ortet.history.transfer import bundle
 from ortet.hub.governance.legal_holds import check_hold
@@ -95,6 +95,46 @@ def rewrite_archive(sessions: SessionManager, id_: str) -> None:
     _delete_other_bundles(store, id_, done.key if done else "")
 
 
+def check_archives(store: StoreContext) -> Iterator[tuple[str, str]]:
+    """Read the bundle of every archived session. Yield (session, problem or "") for each."""
+    after = ""
+    while page := store.catalog.rows(ARCHIVE_KIND, after):
+        for row in page:
+            done = decode(ArchiveRecord, row.value)
+            try:
+                with _bundle_file(store, done, done.session) as file:
+                    refs = bundle.verify_bundle(store.objects, file, references)
+                wrong = from_hex(done.commit) not in refs.values()
+                yield done.session, "its bundle holds another commit" if wrong else ""
+            except OrtetError as error:
+                if store.catalog.row(ARCHIVE_KIND, row.key) == row:  # not unarchived meanwhile
+                    yield done.session, error.message
+        after = page[-1].key
+
+
+@contextmanager
+def _bundle_file(store: StoreContext, done: ArchiveRecord, name: str) -> Iterator[Path]:
+    """Yield the path of an archive's bundle: the file itself, or a copy from the bucket.
+
+    Raises:
+        Corrupt: "no_archive" if the bucket does not have the bundle.
+    """
+    found = store.bucket.local_path(done.key)
+    if found is not None:
+        yield found
+        return
+    with _temporary_file(store) as file:
+        try:
+            _copy(lambda at, size: store.bucket.get(done.key, at, size), done.size, file)
+        except NotFound as error:
+            raise Corrupt(
+                "no_archive",
+                f"the bundle of session {name!r} is not in the bucket: restore {done.key} "
+                "from a copy",
+            ) from error
+        yield file
+
+
 def trim_rows(sessions: SessionManager, row: SessionRow) -> int:
     """Delete event rows that a commit of this session contains. Return their number."""
     line = sessions.services.load(row).line
@@ -121,15 +161,7 @@ def _restore_bundle(sessions: SessionManager, row: SessionRow, done: ArchiveReco
 
 def _import_archive(sessions: SessionManager, row: SessionRow, done: ArchiveRecord) -> None:
     store = sessions.store
-    with store.writing(), _temporary_file(store) as file:
-        try:
-            _copy(lambda at, size: store.bucket.get(done.key, at, size), done.size, file)
-        except NotFound as error:
-            raise Corrupt(
-                "no_archive",
-                f"the bundle of session {row.name!r} is not in the bucket: restore {done.key} "
-                "from a copy",
-            ) from error
+    with store.writing(), _bundle_file(store, done, row.name) as file:
         bundle.import_bundle(store.objects, file, references)
         store.objects.flush()
         name = f"branch:{row.branch}"
