@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -44,6 +45,36 @@ def test_commits_of_several_threads_all_succeed(hub: Hub, tmp_path: Path, files:
     with hub.session("s") as again:
         assert [m.content for m in again.messages()] == said
     hub.verify()
+
+
+TURNS = """
+import sys, ortet
+with ortet.open(sys.argv[1]) as hub:
+    for number in range(5):
+        hub.turn("chat", f"{sys.argv[2]}.{number}", wait=60)
+"""
+
+
+def test_turns_of_several_threads_and_processes_on_one_session_all_succeed(hub: Hub) -> None:
+    processes = [
+        subprocess.Popen([sys.executable, "-c", TURNS, str(hub.root), f"p{number}"])
+        for number in range(2)
+    ]
+    with ThreadPoolExecutor(10) as pool:
+        list(pool.map(lambda number: hub.turn("chat", f"t.{number}", wait=60), range(10)))
+    assert [process.wait() for process in processes] == [0, 0]
+    said = [str(m.content) for m in hub.get("chat").messages()]
+    assert len(said) == len(set(said)) == 20
+    for number in range(2):  # each writer's own turns are in its order
+        assert [one for one in said if one.startswith(f"p{number}")] == [
+            f"p{number}.{turn}" for turn in range(5)
+        ]
+    hub.verify()
+
+
+def test_session_that_is_not_released_in_time_is_refused(hub: Hub) -> None:
+    with hub.session("s"), pytest.raises(Refused, match="open in this process"):
+        hub.session("s", wait=0.01)
 
 
 class TestFullDisk:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ortet._util.validation import CALLABLE, DICT, FLAG, TEXT, check_text, optional, require
+from ortet._util.validation import CALLABLE, DICT, FLAG, NUMBER, TEXT, check_text, optional, require
 from ortet.errors import Invalid, NotFound, Refused, Unavailable
 from ortet.history.commits import CommitInfo
 from ortet.history.diff.tree_diff import TreeChange, diff_images
@@ -251,6 +251,7 @@ class Hub:
         network: str | None = None,
         scopes: Sequence[str] | None = None,
         reopen: bool = False,
+        wait: float = 0.0,
     ) -> Session:
         """Open a session at its head, or create it. Nothing is executed again.
 
@@ -285,6 +286,7 @@ class Hub:
                 scope, episodes are shared with that user's sessions and not with all sessions of
                 the agent.
             reopen: Open the session also if it was finished with `s.finish()`.
+            wait: Seconds to wait while another process or handle has the session open.
 
         Returns:
             The open session. Leaving its `with` block pauses it.
@@ -307,7 +309,8 @@ class Hub:
         works_for = "" if parent in (None, "") else sessions.table.resolve(parent)
         chosen = (durability, commit, profile, works_for, replay, handover, environment)
         require(FLAG, reopen=reopen)
-        manner = OpenOptions(*chosen, check_scopes(scopes), reopen)
+        require(NUMBER, wait=wait)
+        manner = OpenOptions(*chosen, check_scopes(scopes), reopen, wait)
         return sessions.open(
             name, agent=agent, goal=goal, budget=budget, location=place, options=manner
         )
@@ -679,6 +682,7 @@ class Hub:
         role: str = "user",
         agent: str = "default",
         reply: Callable[[Session], Any] | None = None,
+        wait: float = 10.0,
     ) -> list[Message]:
         """Run one turn of a conversation: open the session, say the message, commit, release it.
 
@@ -690,17 +694,19 @@ class Hub:
             role: Role of the message.
             agent: Agent of the session.
             reply: Function that gets the open session and returns the answer of the assistant.
+            wait: Seconds to wait while another process or handle has the session open.
 
         Returns:
             The message, and the answer if `reply` is given.
 
         Raises:
             Invalid: kind "no_reply", if `reply` returns None.
-            Refused: kind "lease_held", if another process has the session open.
+            Refused: kind "lease_held", if another process has the session open for longer.
         """
         optional(CALLABLE, reply=reply)
+        require(NUMBER, wait=wait)
         sessions = self.internals.session_manager
-        return sessions.turn(session, message, role=role, agent=agent, reply=reply)
+        return sessions.turn(session, message, role=role, agent=agent, reply=reply, wait=wait)
 
     # maintenance and transfer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Protocol
@@ -70,6 +71,9 @@ if TYPE_CHECKING:
     from ortet.store.context import ReplayRequest, StoreContext
 
 _TRIES = 100
+
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.002, 0.05
+"""Pauses between two attempts to get a session that another handle has open."""
 
 
 class SwarmRunner(Protocol):
@@ -173,7 +177,7 @@ class SessionManager:
             return self._replay(row, profile, live=True)
         held = self.store.catalog.lease(f"session:{row.id}")
         alive = held.expires - LEASE_TTL_NS if held else 0
-        with self._lease_while_opening(row) as lease:
+        with self._lease_while_opening(row, options.wait) as lease:
             # the row may have changed before the lease was ours
             row = apply_limits(self.workspaces.table, self.table.get(row.id), location)
             shared = row.scopes if options.scopes is None else list(options.scopes)
@@ -204,11 +208,12 @@ class SessionManager:
         role: str,
         agent: str,
         reply: Callable[[Session], Any] | None,
+        wait: float,
     ) -> list[Message]:
         """Run one turn; see `Hub.turn`."""
         check_text(role=role)
         check_plain(message)
-        with self.open(name, agent=agent) as session:
+        with self.open(name, agent=agent, options=OpenOptions(wait=wait)) as session:
             said = [session.say(role, message)]
             if reply is not None:
                 answer = reply(session)
@@ -294,21 +299,41 @@ class SessionManager:
             )
 
     @contextmanager
-    def _lease_while_opening(self, row: SessionRow) -> Iterator[Lease]:
-        """Hold the lease while a session is opened, and release it if that fails."""
-        with ClaimingLease():
-            lease = self.acquire_lease(row)
-            try:
-                yield lease
-            except BaseException:
-                for session in self._open:
-                    if session.internals.held_lease.lease.owner == lease.owner:
-                        session.internals.lifecycle.abandon()
-                        break
+    def _lease_while_opening(self, row: SessionRow, wait: float = 0.0) -> Iterator[Lease]:
+        """Hold the lease while a session is opened, and release it if that fails.
+
+        Args:
+            row: the session.
+            wait: seconds to wait until another handle releases the session.
+        """
+        deadline, pause = time.monotonic() + wait, _FIRST_PAUSE_SECONDS
+        while True:
+            with ClaimingLease():
+                try:
+                    lease = self.acquire_lease(row)
+                except Refused as error:
+                    if error.kind != "lease_held" or time.monotonic() >= deadline:
+                        raise
                 else:
-                    with suppress(OrtetError):
-                        self.store.catalog.release(lease)
-                raise
+                    with self._released_on_failure(lease):
+                        yield lease
+                    return
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    @contextmanager
+    def _released_on_failure(self, lease: Lease) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            for session in self._open:
+                if session.internals.held_lease.lease.owner == lease.owner:
+                    session.internals.lifecycle.abandon()
+                    break
+            else:
+                with suppress(OrtetError):
+                    self.store.catalog.release(lease)
+            raise
 
     def resume_handed_over(
         self,

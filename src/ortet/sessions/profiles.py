@@ -63,6 +63,7 @@ class OpenOptions(msgspec.Struct, frozen=True):
     # shared scopes in addition to its agent's; None: unchanged
     scopes: tuple[str, ...] | None = None
     reopen: bool = False  # open a session that was finished
+    wait: float = 0.0  # seconds to wait for a session that another handle has open
 
     def resolve_profile(self, profile_name: str) -> Profile:
         """Return the policies of a session with the profile `profile_name` and these options.
