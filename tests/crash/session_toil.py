@@ -183,6 +183,9 @@ class Agent:
         try:
             self.s.act(self.deed, kind, key, replay=kind, key=key or None, why="it is time")
         except Conflict as error:
+            if error.kind == "unsettled":  # a killed process had begun the same call
+                self.settle(error.details["id"])
+                return
             if error.kind != "in_flight":
                 raise
             (effect,) = (e.id for e in self.s.effects() if e.key == key)
