@@ -18,8 +18,7 @@ from ortet.hub.memory_queries import MemoryQueries
 from ortet.hub.transfer import Transfer
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
-from ortet.workspaces.kernels import WorkspaceKernels
-from ortet.workspaces.programs import WorkspacePrograms
+from ortet.workspaces.programs import WorkspaceKernels, WorkspacePrograms
 
 SOURCE = Path(ortet.__file__).parent
 

@@ -44,17 +44,19 @@ if TYPE_CHECKING:
     from ortet.journal.replay.run_diff import RunDiff
     from ortet.journal.reports.briefing import Briefing
     from ortet.journal.reports.checkpoint import AgentCheckpoint
-    from ortet.journal.state.external_state import Collaboration, RateLimitWindow, ServiceToken
     from ortet.journal.state.merge import Contradiction
     from ortet.journal.state.records import (
         Approval,
         Artifact,
+        Collaboration,
         Decision,
         Effect,
         Episode,
         Fact,
         Message,
         Question,
+        RateLimitWindow,
+        ServiceToken,
     )
     from ortet.journal.upcasts import upcast
     from ortet.machines.base import Loss, Report, Result
@@ -70,7 +72,6 @@ if TYPE_CHECKING:
     from ortet.sessions.actions.artifacts import Lineage, Orphans, StoredContent
     from ortet.sessions.actions.bill import Bill
     from ortet.sessions.actions.effects import Intent
-    from ortet.sessions.actions.model_calls import ModelCall
     from ortet.sessions.conversation import SessionPlan
     from ortet.sessions.environment.external_state import Browser
     from ortet.sessions.environment.handover import Handover
@@ -229,7 +230,7 @@ _LAZY = {
     "Browser": "ortet.sessions.environment.external_state",
     "BundleReport": "ortet.history.transfer.bundle",
     "CellResult": "ortet.machines.kernels.link",
-    "Collaboration": "ortet.journal.state.external_state",
+    "Collaboration": "ortet.journal.state.records",
     "CommitInfo": "ortet.history.commits",
     "Compaction": "ortet.journal.conversation.compaction",
     "ConsolidationReport": "ortet.sessions.memory.consolidate",
@@ -257,12 +258,12 @@ _LAZY = {
     "MemoryDiff": "ortet.sessions.memory.report",
     "MergeResult": "ortet.workspaces.merge",
     "Message": "ortet.journal.state.records",
-    "ModelCall": "ortet.sessions.actions.model_calls",
+    "ModelCall": "ortet.sessions.actions.accounting",
     "ModelContext": "ortet.journal.conversation.context",
     "Orphans": "ortet.sessions.actions.artifacts",
     "ProcessInfo": "ortet.machines.jobs",
     "Question": "ortet.journal.state.records",
-    "RateLimitWindow": "ortet.journal.state.external_state",
+    "RateLimitWindow": "ortet.journal.state.records",
     "RecallHit": "ortet.sessions.results",
     "RecallResult": "ortet.sessions.results",
     "Report": "ortet.machines.base",
@@ -272,7 +273,7 @@ _LAZY = {
     "RetentionPolicy": "ortet.hub.governance.retention",
     "RunDiff": "ortet.journal.replay.run_diff",
     "Secret": "ortet.vault.vault",
-    "ServiceToken": "ortet.journal.state.external_state",
+    "ServiceToken": "ortet.journal.state.records",
     "Session": "ortet.sessions.session",
     "SessionPlan": "ortet.sessions.conversation",
     "SessionKernel": "ortet.sessions.machine.kernels",

@@ -13,7 +13,7 @@ from ortet.errors import Invalid
 from ortet.journal import upcasts
 from ortet.journal.event_chain import EventChain
 from ortet.journal.events import Draft, Event, Tip
-from ortet.journal.state.fold import fold
+from ortet.journal.kinds.registry import fold
 from ortet.journal.state.state import SessionState
 from ortet.journal.upcasts import UpcastRegistry
 

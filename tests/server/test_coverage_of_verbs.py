@@ -12,7 +12,7 @@ from ortet.hub.transfer import Transfer
 from ortet.server.operations.registry import operations
 from ortet.server.transfers.routes import STREAMING_ROUTES
 from ortet.sessions.actions.accounting import Accounting
-from ortet.sessions.actions.artifact_store import ArtifactStore
+from ortet.sessions.actions.artifacts import ArtifactStore
 from ortet.sessions.actions.session_actions import SessionActions
 from ortet.sessions.conversation import Conversation
 from ortet.sessions.environment.outside import ExternalState

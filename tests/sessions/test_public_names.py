@@ -8,7 +8,7 @@ import re
 import pytest
 
 from ortet.sessions.actions.accounting import Accounting
-from ortet.sessions.actions.artifact_store import ArtifactStore
+from ortet.sessions.actions.artifacts import ArtifactStore
 from ortet.sessions.actions.session_actions import SessionActions
 from ortet.sessions.conversation import Conversation
 from ortet.sessions.environment.outside import ExternalState

@@ -14,7 +14,7 @@ from ortet.errors import Conflict
 from ortet.history.records import EventHeader
 from ortet.hub.governance.rewrite_objects import reachable_journals
 from ortet.journal.segments import iter_segments, unseal
-from ortet.journal.state.external_state import BROWSER, BrowserState
+from ortet.journal.state.records import BROWSER, BrowserState
 from ortet.sessions.manager import SessionManager
 from ortet.sessions.table import ARCHIVED
 from ortet.vault.vault import BROWSER_PREFIX

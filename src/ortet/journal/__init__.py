@@ -1,14 +1,14 @@
 """The journal of a session: hash-chained events, and the state that they fold into.
 
 Start with `event_chain.EventChain` (make, chain and read events) and `event_log.EventLog` (read the
-events of a timeline). `state.fold.fold` turns events into a `state.state.SessionState`. To add an
-event kind, write a record in `kinds`.
+events of a timeline). `kinds.registry.fold` turns events into a `state.state.SessionState`. To add
+an event kind, write a record in `kinds`.
 
 - `events`, `event_chain`, `upcasts`, `spill`: one event, its hash chain, older schema versions and
   long texts.
-- `kinds`: one record for each event kind, which all other modules ask.
+- `kinds`: one record for each event kind, which all other modules ask, and folding.
 - `event_log`, `segments`: events of a timeline, in catalog rows and in sealed objects.
-- `state`: the records of a session state, folding and three-way merge.
+- `state`: the records of a session state, and its three-way merge.
 - `conversation`: messages, tool calls, compaction, and formats of model providers.
 - `reports`: briefing, progress and checkpoint texts.
 - `replay`: the cursor of a replay, and comparison of runs.

@@ -29,7 +29,7 @@ from ortet.journal.state.records import (
 )
 from ortet.journal.state.state import SessionState
 from ortet.sessions.actions.accounting import Accounting
-from ortet.sessions.actions.artifact_store import ArtifactStore
+from ortet.sessions.actions.artifacts import ArtifactStore
 from ortet.sessions.actions.session_actions import SessionActions
 from ortet.sessions.context import SessionContext, SessionServices
 from ortet.sessions.conversation import Conversation

@@ -29,7 +29,7 @@ from ortet.journal.events import Event
 from ortet.journal.state.records import Artifact, Fact, Message, SourceEventRef
 from ortet.machines.base import Command, OutputCallback, Report, Result
 from ortet.sessions.actions.accounting import Accounting
-from ortet.sessions.actions.artifact_store import ArtifactStore
+from ortet.sessions.actions.artifacts import ArtifactStore
 from ortet.sessions.actions.budget import Budget
 from ortet.sessions.actions.session_actions import SessionActions
 from ortet.sessions.context import SessionContext

@@ -5,7 +5,7 @@ It is a facade of these parts:
 
 - `branch`: the head of the branch and how it moves;
 - `files`: the machine; files and head move together;
-- `programs` and `kernels`: commands, services, shells and Python kernels;
+- `programs`: commands, services, shells and Python kernels;
 - `undo`: undo and redo along the reflog.
 
 Other modules: `manager` (opens workspaces), `table` (rows of all workspaces), `machine_homes`

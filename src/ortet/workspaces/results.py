@@ -8,8 +8,7 @@ import msgspec
 
 from ortet.errors import Invalid
 from ortet.journal.environment import EnvironmentDifference
-from ortet.journal.state.external_state import Collaboration
-from ortet.journal.state.records import Effect
+from ortet.journal.state.records import Collaboration, Effect
 from ortet.machines.base import Report
 from ortet.vault.vault import format_expiry
 

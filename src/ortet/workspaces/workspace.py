@@ -45,9 +45,8 @@ from ortet.store.sweep_retry import retry_on_sweep
 from ortet.workspaces.branch import WorkspaceBranch
 from ortet.workspaces.commit_participant import BranchExtras, CommitParticipant
 from ortet.workspaces.files import WorkspaceFiles
-from ortet.workspaces.kernels import WorkspaceKernels
 from ortet.workspaces.machine_homes import OpenMachine
-from ortet.workspaces.programs import INITIAL_SCREEN, SHELL, WorkspacePrograms
+from ortet.workspaces.programs import INITIAL_SCREEN, SHELL, WorkspaceKernels, WorkspacePrograms
 from ortet.workspaces.results import MACHINE_PARTS
 from ortet.workspaces.table import WorkspaceRow
 

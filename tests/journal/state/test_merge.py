@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from ortet.journal.state.external_state import Collaboration
 from ortet.journal.state.merge import Contradiction, MergeAdditions, fact_data, merge_states
-from ortet.journal.state.records import Artifact, Decision, Fact
+from ortet.journal.state.records import Artifact, Collaboration, Decision, Fact
 from ortet.journal.state.state import SessionState
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from tests.fixtures.dict_objects import DictObjects
 
 from ortet.history.tree.tree import Maps
 from ortet.journal.events import Event
-from ortet.journal.state.fold import fold
+from ortet.journal.kinds.registry import fold
 from ortet.journal.state.state import SessionState
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from tests.fixtures.waiting import WAIT
 from ortet.backends.valkey.cache import ValkeyCache
 from ortet.hub.hub import Hub
 from ortet.journal.events import Event
-from ortet.journal.state.fold import fold
+from ortet.journal.kinds.registry import fold
 from ortet.journal.state.state import SessionState
 from ortet.sessions.history import load
 from ortet.sessions.writing.state_cache import MIN_EVENTS, TTL_NS

@@ -13,7 +13,7 @@ from ortet.cli.terminal import output
 from ortet.errors import Invalid
 
 if TYPE_CHECKING:
-    from ortet.journal.state.external_state import Collaboration, RateLimitWindow
+    from ortet.journal.state.records import Collaboration, RateLimitWindow
 
 
 @group

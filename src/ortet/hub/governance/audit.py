@@ -17,9 +17,8 @@ from ortet.ids import Oid
 from ortet.journal.event_chain import EventChain
 from ortet.journal.event_log import EventLog
 from ortet.journal.events import Event, Tip
-from ortet.journal.kinds.registry import kind_of
+from ortet.journal.kinds.registry import fold, kind_of
 from ortet.journal.segments import iter_segments, unseal
-from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
 from ortet.objects.base import Kind
 from ortet.sessions.memory.shared_scopes import scope_rows

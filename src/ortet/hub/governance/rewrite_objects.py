@@ -24,8 +24,8 @@ from ortet.hub.governance.tombstones import ErasedEvent, Tombstone
 from ortet.hub.sweep import gc_roots
 from ortet.ids import Oid
 from ortet.journal.events import EventBody
+from ortet.journal.kinds.registry import fold
 from ortet.journal.segments import iter_segments, unseal
-from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
 from ortet.objects.base import Kind
 

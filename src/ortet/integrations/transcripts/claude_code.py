@@ -23,7 +23,7 @@ from ortet.integrations.transcripts.tool_calls import (
 )
 from ortet.journal.conversation.text import text_of
 from ortet.journal.events import Draft
-from ortet.sessions.actions.model_calls import amounts_of
+from ortet.sessions.actions.accounting import amounts_of
 from ortet.sessions.writing.bulk_import import PastSpend
 
 # Recognises user messages of Claude Code that are not prompts.

@@ -25,7 +25,7 @@ from ortet.integrations.transcripts.tool_calls import (
     valid_amounts,
 )
 from ortet.journal.events import Draft
-from ortet.sessions.actions.model_calls import amounts_of
+from ortet.sessions.actions.accounting import amounts_of
 from ortet.sessions.writing.bulk_import import PastSpend
 
 TOOL = "codex"

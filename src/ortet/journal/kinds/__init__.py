@@ -7,7 +7,7 @@ its line in a journal listing. `registry.kind_of` returns the record of a kind.
 - `event_kind`: the record type and its default functions.
 - `conversation`, `plan`, `memory`, `actions`, `budget`, `external_state`, `lifecycle`: one module
   for each family of kinds, with schemas, reducers and the records in `KINDS`.
-- `registry`: all records by name, and the check of event data.
+- `registry`: all records by name, the check of event data, and `fold`, which changes a state.
 
 Invariants:
 
@@ -17,5 +17,5 @@ Invariants:
 - The name and the data of a stored kind never change their meaning.
 
 Imports: `journal.state`, `journal.conversation`, `journal.reports.briefing_items` and the layers
-below. `journal.state.fold` and `journal.event_chain` import this package.
+below. `journal.event_chain` imports this package.
 """

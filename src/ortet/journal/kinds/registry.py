@@ -1,15 +1,19 @@
-"""All event kinds by name, and the check of event data.
+"""All event kinds by name, the check of event data, and the fold of events into a state.
 
 To add a kind, add its EventKind to `KINDS` in the module of its family. It is a module of its own
-because it imports every family of kinds.
+because it imports every family of kinds. Events of kinds from a later release are kept and change
+nothing.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import msgspec
 
 from ortet._util.structs import thread_safe_struct
 from ortet.errors import Invalid
+from ortet.journal.events import Event
 from ortet.journal.kinds import (
     actions,
     budget,
@@ -20,6 +24,7 @@ from ortet.journal.kinds import (
     plan,
 )
 from ortet.journal.kinds.event_kind import CUSTOM_KIND, UNKNOWN_KIND, EventData, EventKind
+from ortet.journal.state.state import SessionState
 
 _FAMILIES = (conversation, plan, memory, actions, budget, external_state, lifecycle)
 
@@ -47,3 +52,28 @@ def check_data(kind: str, data: EventData) -> None:
             raise Invalid(
                 "bad_value", f"this is no {kind} ({error}): correct the value and repeat"
             ) from error
+
+
+_HASH_PREFIX_BYTES = 16
+"""Bytes of an event hash that identify the event."""
+
+
+def fold(state: SessionState, events: Iterable[Event]) -> SessionState:
+    """Apply events to a state, in order, and return the same state."""
+    last: Event | None = None
+    try:
+        for event in events:
+            kind = EVENT_KINDS.get(event.kind)
+            if kind is not None and not event.erased and (change := kind.reducer) is not None:
+                try:
+                    change(state, event, event.data)
+                    if kind.shareable and (scope := event.data.get("scope")):
+                        state.change_core(shared={**state.core.shared, scope: event.seq})
+                except (KeyError, TypeError, ValueError):
+                    if event.version <= 1:
+                        raise  # an unknown later schema changes nothing and is kept
+            last = event
+    finally:
+        if last is not None:
+            state.change_core(events=last.seq, last=last.hash[:_HASH_PREFIX_BYTES])
+    return state

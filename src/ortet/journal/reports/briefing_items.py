@@ -11,12 +11,16 @@ from typing import Any
 
 import msgspec
 
-from ortet.journal.state.external_state import (
+from ortet.journal.state.records import (
+    Artifact,
     Collaboration,
+    Effect,
+    Fact,
+    Message,
+    Question,
     RateLimitWindow,
     ServiceToken,
 )
-from ortet.journal.state.records import Artifact, Effect, Fact, Message, Question
 from ortet.journal.state.state import SessionState
 
 LONG_CHARS, SHORT_CHARS = 400, 160

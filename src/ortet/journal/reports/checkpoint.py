@@ -16,15 +16,20 @@ from msgspec import Meta
 from ortet._util.codec import Hasher, encode, to_json
 from ortet._util.structs import describe_properties, thread_safe_struct
 from ortet.errors import Invalid, Unsupported
-from ortet.journal.state.external_state import (
+from ortet.journal.state.records import (
     DONE,
     DRAFT,
     WITHDRAWN,
+    Approval,
+    Artifact,
     Collaboration,
+    Decision,
+    Effect,
+    Fact,
+    Question,
     RateLimitWindow,
     ServiceToken,
 )
-from ortet.journal.state.records import Approval, Artifact, Decision, Effect, Fact, Question
 
 VERSION = 1
 SCHEMA_ID = f"urn:ortet:agent-checkpoint:{VERSION}"

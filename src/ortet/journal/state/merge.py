@@ -8,8 +8,13 @@ from typing import Any
 
 import msgspec
 
-from ortet.journal.state.external_state import Collaboration, external_state_events
-from ortet.journal.state.records import Artifact, Decision, Fact
+from ortet.journal.state.records import (
+    Artifact,
+    Collaboration,
+    Decision,
+    Fact,
+    external_state_events,
+)
 from ortet.journal.state.state import SessionState
 
 _MAX_LISTED_IDS = 1000

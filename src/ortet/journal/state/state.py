@@ -11,15 +11,11 @@ from ortet._util.codec import StoredRecord, decode, encode
 from ortet.history.records import Fold
 from ortet.history.tree.tree import Maps
 from ortet.ids import Oid
-from ortet.journal.state.external_state import (
-    BrowserState,
-    Collaboration,
-    RateLimitWindow,
-    ServiceToken,
-)
 from ortet.journal.state.records import (
     Approval,
     Artifact,
+    BrowserState,
+    Collaboration,
     CoreState,
     Decision,
     Effect,
@@ -27,6 +23,8 @@ from ortet.journal.state.records import (
     Fact,
     NoteRecord,
     Question,
+    RateLimitWindow,
+    ServiceToken,
     StateRecord,
 )
 from ortet.objects.base import Kind, ObjectStore
@@ -138,7 +136,7 @@ class PendingChanges(StoredRecord, frozen=True):
 class SessionState:
     """The state that the events of a session fold into.
 
-    `core` is replaced and tables are changed only by folding (see fold.py).
+    `core` is replaced and tables are changed only by folding (see `kinds.registry.fold`).
     """
 
     def __init__(self, maps: Maps, fold: Fold | None = None) -> None:

@@ -21,10 +21,10 @@ from ortet.server.schemas import (
     parse_time,
     recorded_event_info,
 )
+from ortet.sessions.actions.accounting import ModelCall
 from ortet.sessions.actions.artifacts import StoredContent
 from ortet.sessions.actions.bill import Bill, GroupBy, bill
 from ortet.sessions.actions.budget import levels
-from ortet.sessions.actions.model_calls import ModelCall
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 

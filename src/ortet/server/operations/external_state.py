@@ -10,7 +10,7 @@ import msgspec
 
 from ortet.journal.environment import Environment, EnvironmentDifference
 from ortet.journal.reports.progress import ProgressLog
-from ortet.journal.state.external_state import BROWSER, Collaboration, RateLimitWindow, ServiceToken
+from ortet.journal.state.records import BROWSER, Collaboration, RateLimitWindow, ServiceToken
 from ortet.server.operations.registry import operation
 from ortet.server.pagination import Page, Paged, paginate
 from ortet.server.schemas import EventInfo, Id, OperationRequest, Ref, recorded_event_info

@@ -11,8 +11,7 @@ from ortet.history.commits import CommitInfo
 from ortet.hub.hub import hub_of
 from ortet.ids import from_hex, to_hex
 from ortet.journal.environment import EnvironmentDifference
-from ortet.journal.state.external_state import Collaboration
-from ortet.journal.state.records import Effect
+from ortet.journal.state.records import Collaboration, Effect
 from ortet.machines.base import Loss, Report
 from ortet.server.auth.host_access import FORK_PARTS, check_move_access
 from ortet.server.auth.tokens import Caller

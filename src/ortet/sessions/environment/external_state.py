@@ -18,17 +18,17 @@ import msgspec
 from ortet._util.codec import decode, encode
 from ortet.backends.base import Catalog, RowChange
 from ortet.errors import Conflict, Invalid, NotFound
-from ortet.journal.state.external_state import (
+from ortet.journal.state.records import (
     BROWSER,
     DONE,
     DRAFT,
     WITHDRAWN,
     BrowserState,
     Collaboration,
+    Effect,
     RateLimitWindow,
     ServiceToken,
 )
-from ortet.journal.state.records import Effect
 from ortet.sessions.actions.actions import no_effect
 from ortet.sessions.recollect import known_effects
 from ortet.vault.vault import Secret

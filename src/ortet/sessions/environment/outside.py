@@ -13,7 +13,7 @@ from ortet._util.validation import FLAG, TEXT, optional, require
 from ortet.backends.base import RowChange
 from ortet.errors import NotFound
 from ortet.journal.events import Draft, Event
-from ortet.journal.state.external_state import (
+from ortet.journal.state.records import (
     BROWSER,
     BrowserState,
     Collaboration,

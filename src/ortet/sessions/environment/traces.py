@@ -10,7 +10,7 @@ import msgspec
 from ortet._util.codec import decode
 from ortet.backends.base import Catalog, RowChange
 from ortet.journal.events import Event
-from ortet.journal.state.external_state import BROWSER
+from ortet.journal.state.records import BROWSER
 from ortet.sessions.environment.external_state import (
     WINDOW,
     RateLimitRow,

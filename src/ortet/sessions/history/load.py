@@ -19,9 +19,8 @@ from ortet.history.records import Fold, JournalHead, State
 from ortet.ids import Oid
 from ortet.journal.event_log import EMPTY_JOURNAL, EventLog
 from ortet.journal.events import Event, Tip
-from ortet.journal.kinds.registry import kind_of
+from ortet.journal.kinds.registry import fold, kind_of
 from ortet.journal.segments import iter_segments
-from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
 from ortet.objects.base import Kind
 from ortet.sessions.actions.approvals import inherited_approval_rows

@@ -19,8 +19,8 @@ from ortet.history.records import Image, JournalHead, State
 from ortet.history.refs import Ref, is_ref_name, ref_text
 from ortet.ids import Oid, from_hex, to_hex
 from ortet.journal.events import Draft, Tip
+from ortet.journal.kinds.registry import fold
 from ortet.journal.segments import seal
-from ortet.journal.state.fold import fold
 from ortet.journal.state.merge import Contradiction, MergeAdditions, merge_states
 from ortet.journal.state.records import Artifact, Decision, Fact
 from ortet.journal.state.state import SessionState

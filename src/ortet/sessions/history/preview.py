@@ -16,8 +16,7 @@ from ortet.errors import Conflict, NotFound, Refused, Unavailable, Unsupported
 from ortet.history.diff.tree_diff import TreeChange, is_directory_touch
 from ortet.history.records import Image, Processes
 from ortet.ids import Oid, from_hex, to_hex
-from ortet.journal.state.external_state import Collaboration
-from ortet.journal.state.records import Effect
+from ortet.journal.state.records import Collaboration, Effect
 from ortet.machines.base import Loss
 from ortet.sessions.environment.environments import environment_at_commit
 from ortet.sessions.environment.external_state import surviving_collaborations

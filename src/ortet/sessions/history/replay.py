@@ -18,8 +18,8 @@ from ortet._util.structs import thread_safe_struct
 from ortet.backends.base import RowChange
 from ortet.errors import Diverged, Refused
 from ortet.journal.events import Draft, Event, Tip
+from ortet.journal.kinds.registry import fold
 from ortet.journal.replay.cursor import RecordedAction, ReplayCursor, failure_of, is_skipped
-from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
 from ortet.sessions.actions.actions import (
     Action,

@@ -12,7 +12,7 @@ from ortet.history.records import Commit, JournalHead, State
 from ortet.ids import Oid
 from ortet.journal.event_log import EMPTY_JOURNAL, EventLog
 from ortet.journal.events import Event, Tip
-from ortet.journal.state.fold import fold
+from ortet.journal.kinds.registry import fold
 from ortet.journal.state.state import SessionState
 from ortet.objects.base import Kind
 from ortet.sessions.history.load import put_journal

@@ -13,7 +13,7 @@ from ortet.backends.base import RowChange
 from ortet.history.records import State
 from ortet.ids import Oid, to_hex
 from ortet.journal.events import Draft, Tip
-from ortet.journal.state.fold import fold
+from ortet.journal.kinds.registry import fold
 from ortet.journal.state.merge import Contradiction, fact_data, merge_states
 from ortet.journal.state.records import Fact
 from ortet.journal.state.state import SessionState

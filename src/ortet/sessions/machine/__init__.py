@@ -1,9 +1,8 @@
 """Programs and kernels in the machine of a session.
 
 Start with `programs.py`: the facet for commands, services, shells, ports and kernels, which are
-actions of the session. `session_files.py` opens the workspace. `kernels.py` has the kernels
-whose runs are recorded as actions.
-`scratch_workspace.py` makes the files of a session without a directory.
+actions of the session. `session_files.py` opens the workspace, and makes the private files of a
+session without a directory. `kernels.py` has the kernels whose runs are recorded as actions.
 
 Invariants: starting a program or running code is an action, with an intent before it and an outcome
 after it. The machine starts at first use; a session that never uses one starts nothing. Declared

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ortet.errors import NotFound
 from ortet.machines.base import Command, OutputCallback, Result
 from ortet.sessions.actions.actions import CallOptions
-from ortet.sessions.actions.artifact_store import ArtifactStore
+from ortet.sessions.actions.artifacts import ArtifactStore
 from ortet.sessions.machine.session_files import SessionFiles
 from ortet.sessions.results import parse_command_result, record_command_result
 from ortet.sessions.writing.pipeline import VerbPipeline

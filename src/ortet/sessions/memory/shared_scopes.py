@@ -21,8 +21,8 @@ from ortet.history.records import JournalHead, Memory
 from ortet.ids import Oid
 from ortet.journal.event_log import EMPTY_JOURNAL, EventLog, TimelineSpan
 from ortet.journal.events import Draft, Event, Tip
+from ortet.journal.kinds.registry import fold
 from ortet.journal.segments import first_seq, iter_segments, unseal
-from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
 from ortet.objects.base import Kind, ObjectRef
 from ortet.sessions.table import SessionRow

@@ -20,9 +20,8 @@ from ortet.journal.reports.checkpoint import (
     ResumePoint,
     check_checkpoint,
 )
-from ortet.journal.state.external_state import external_state_events
 from ortet.journal.state.merge import fact_data as told_of
-from ortet.journal.state.records import Artifact, Effect
+from ortet.journal.state.records import Artifact, Effect, external_state_events
 from ortet.objects.base import Kind
 from ortet.sessions.actions.accounting import Accounting
 from ortet.sessions.actions.approvals import approvals_of, pending_approval_row

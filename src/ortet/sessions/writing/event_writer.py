@@ -26,7 +26,7 @@ from ortet.ids import Clock
 from ortet.journal.event_chain import EventChain
 from ortet.journal.event_log import EventLog
 from ortet.journal.events import Draft, Event, Tip
-from ortet.journal.state.fold import fold
+from ortet.journal.kinds.registry import fold
 from ortet.journal.state.state import SessionState
 from ortet.store.lease import WriterLease
 

@@ -20,7 +20,7 @@ from ortet.journal.conversation.superseded import is_superseded
 from ortet.journal.conversation.text import clip, message_text, text_of
 from ortet.journal.event_log import EMPTY_JOURNAL, EventLog
 from ortet.journal.events import Event
-from ortet.journal.state.fold import fold
+from ortet.journal.kinds.registry import fold
 from ortet.journal.state.records import CoreState, Fact, Message, NoteRecord, message_of
 from ortet.journal.state.state import SessionState
 from ortet.sessions.reader import SessionReader

@@ -15,8 +15,8 @@ from ortet.journal.kinds.external_state import (
     describe_token,
     describe_window,
 )
-from ortet.journal.kinds.registry import EVENT_KINDS
-from ortet.journal.state.external_state import (
+from ortet.journal.kinds.registry import EVENT_KINDS, fold
+from ortet.journal.state.records import (
     BROWSER,
     BrowserState,
     Collaboration,
@@ -24,7 +24,6 @@ from ortet.journal.state.external_state import (
     ServiceToken,
     external_state_events,
 )
-from ortet.journal.state.fold import fold
 from ortet.journal.state.state import SessionState
 
 
