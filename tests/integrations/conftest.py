@@ -28,7 +28,7 @@ def start(store: Path, request: pytest.FixtureRequest) -> Iterator[StartScript]:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         )
         begun.append(process)
         return process

@@ -16,7 +16,7 @@ import ortet
 from ortet.errors import Refused
 from ortet.hub.hub import Hub
 from ortet.integrations.openai_agents import OrtetSession
-from ortet.journal.conversation.tool_calls import LOST_RESULT_TEXT
+from ortet.integrations.openai_agents.items import OPEN_CALL_TEXT
 
 
 def run(call: Any) -> Any:
@@ -133,7 +133,7 @@ def test_a_call_cut_off_by_a_crash_is_answered_as_lost(hub: Hub, start: Start) -
     worker.send_signal(signal.SIGKILL)
     worker.wait(WAIT)
     session = OrtetSession("chat", hub)
-    lost = {"type": "function_call_output", "call_id": "lost", "output": LOST_RESULT_TEXT}
+    lost = {"type": "function_call_output", "call_id": "lost", "output": OPEN_CALL_TEXT}
     assert run(session.get_items())[-1] == lost
     asked = Scripted(lambda said: [text("I see")])
     run(Runner.run(Agent(name="a", model=asked), "and now?", session=session))

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from pydantic_ai import Agent
+from pydantic_ai import Agent, DeferredToolResults, ToolDenied
+from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import (
     BinaryContent,
     ImageUrl,
@@ -26,12 +27,19 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
 from tests.fixtures import forked
+from tests.integrations.pydantic_ai.worker import payer
 
 import ortet
 from ortet.errors import Invalid, Refused
 from ortet.hub.hub import Hub
+from ortet.integrations._shared.messages import UNANSWERED_TEXT
 from ortet.integrations.pydantic_ai import OrtetHistory
-from ortet.integrations.pydantic_ai.messages import dump_messages, message_of, models_of, to_dump
+from ortet.integrations.pydantic_ai.messages import (
+    dump_messages,
+    message_of,
+    models_of,
+    to_dump,
+)
 from ortet.journal.conversation.tool_calls import LOST_RESULT_TEXT
 from ortet.journal.state.records import Message
 
@@ -213,20 +221,25 @@ def test_structured_output_and_a_run_that_fails(hub: Hub) -> None:
     assert not hub.get("other").internals.state.core.calling
 
 
-def test_a_tool_call_cut_off_by_a_crash_is_answered_as_lost(hub: Hub, store: Path) -> None:
+def kill_in_tool(store: Path, verb: str, line: str) -> None:
+    """Kill a worker when it has told this line."""
     worker = forked.Popen(
-        [sys.executable, str(WORKER), str(store)],
+        [sys.executable, str(WORKER), str(store), verb],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
     )
     try:
         assert worker.stdout is not None
-        assert worker.stdout.readline() == "looking at a\n"
+        assert worker.stdout.readline() == line
     finally:
         worker.kill()
         worker.communicate()
+
+
+def test_a_tool_call_cut_off_by_a_crash_is_answered_as_lost(hub: Hub, store: Path) -> None:
+    kill_in_tool(store, "look", "looking at a\n")
     chat = OrtetHistory("chat", hub)
     prompt, call, result = chat.load()
     assert prompt.parts[0].content == "what is it?"  # type: ignore[union-attr]
@@ -235,6 +248,98 @@ def test_a_tool_call_cut_off_by_a_crash_is_answered_as_lost(hub: Hub, store: Pat
     chat.run_sync(Agent(TestModel()), "and now?")
     roles = [message.role for message in hub.get("chat").messages()]
     assert roles == ["user", "assistant", "tool", "user", "assistant"]
+
+
+# Calls that wait for an approval or an outside result.
+
+APPROVED = DeferredToolResults(approvals={"c2": True})
+
+
+def outputs(chat: OrtetHistory) -> list[Any]:
+    """Return the call ids and contents of all results."""
+    parts = [part for message in chat.load() for part in message.parts]
+    return [(p.tool_call_id, p.content) for p in parts if isinstance(p, ToolReturnPart)]
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("reopened", [False, True])
+def test_an_approval_in_another_process_runs_the_call_once(
+    hub: Hub, store: Path, saved: bool, reopened: bool
+) -> None:
+    paid: list[int] = []
+    with ortet.open(store) as other:
+        first = OrtetHistory("chat", other)
+        if saved:
+            result = asyncio.run(payer(paid).run("pay 5"))
+            first.save(result.new_messages())
+        else:
+            result = first.run_sync(payer(paid), "pay 5")
+        assert [call.tool_call_id for call in result.output.approvals] == ["c2"]
+    if reopened:
+        with hub.session("chat") as s:  # which writes a substitute for model APIs
+            assert [one.content for one in s.messages()][-1] == LOST_RESULT_TEXT
+    chat = OrtetHistory("chat", hub)
+    assert outputs(chat) == [("c1", "90")]
+    assert chat.load() == result.all_messages()
+    assert chat.run_sync(payer(paid), deferred_tool_results=APPROVED).output == "that is all"
+    assert (paid, outputs(chat)) == ([5], [("c1", "90"), ("c2", "paid")])
+    assert not hub.get("chat").internals.state.core.calling
+    with pytest.raises(UserError, match="unprocessed tool calls"):
+        chat.run_sync(payer(paid), deferred_tool_results=APPROVED)
+    assert paid == [5]
+
+
+def test_an_approved_call_cut_off_by_a_crash_is_not_approved_again(hub: Hub, store: Path) -> None:
+    OrtetHistory("chat", hub).run_sync(payer([]), "pay 5")
+    hub.close()
+    kill_in_tool(store, "pay", "looking at 5\n")
+    paid: list[int] = []
+    with ortet.open(store) as again:
+        chat = OrtetHistory("chat", again)
+        assert outputs(chat) == [("c1", "90"), ("c2", LOST_RESULT_TEXT)]
+        with pytest.raises(UserError, match="already executed"):
+            chat.run_sync(payer(paid), deferred_tool_results=APPROVED)
+        assert chat.run_sync(Agent(TestModel()), "was it paid?").output
+    assert paid == []
+
+
+def test_refused_arguments_leave_the_call_open(hub: Hub) -> None:
+    chat, paid = OrtetHistory("chat", hub), list[int]()
+    chat.run_sync(payer(paid), "pay 5")
+    with pytest.raises(UserError, match="c9"):
+        more = DeferredToolResults(approvals={"c2": True, "c9": True})
+        chat.run_sync(payer(paid), deferred_tool_results=more)
+    denied = DeferredToolResults(approvals={"c2": ToolDenied("too much")})
+    assert chat.run_sync(payer(paid), deferred_tool_results=denied).output == "that is all"
+    assert (paid, outputs(chat)) == ([], [("c1", "90"), ("c2", "too much")])
+
+
+def test_a_new_prompt_closes_a_call_that_was_not_answered(hub: Hub) -> None:
+    chat, paid = OrtetHistory("chat", hub), list[int]()
+    chat.run_sync(payer(paid), "pay 5")
+    chat.run_sync(Agent(TestModel()), "never mind")
+    assert outputs(chat) == [("c1", "90"), ("c2", UNANSWERED_TEXT)]
+    with pytest.raises(UserError, match="not contain any unprocessed"):
+        chat.run_sync(payer(paid), deferred_tool_results=APPROVED)
+    assert paid == []
+
+
+def test_a_call_is_no_longer_open_when_another_program_goes_on(hub: Hub) -> None:
+    chat, paid = OrtetHistory("chat", hub), list[int]()
+    chat.run_sync(payer(paid), "pay 5")
+    with hub.session("chat") as s:
+        s.say("user", "never mind")
+    assert outputs(chat) == [("c1", "90"), ("c2", LOST_RESULT_TEXT)]
+    assert chat.run_sync(Agent(TestModel()), "and now?").output
+
+
+def test_a_fork_of_a_conversation_with_an_open_call_has_it_open(hub: Hub) -> None:
+    chat, paid = OrtetHistory("chat", hub), list[int]()
+    chat.run_sync(payer(paid), "pay 5")
+    other = chat.fork()
+    for one in (chat, other):
+        assert one.run_sync(payer(paid), deferred_tool_results=APPROVED).output == "that is all"
+        assert outputs(one) == [("c1", "90"), ("c2", "paid")]
 
 
 def test_runs_of_a_thread_share_one_loop(hub: Hub) -> None:

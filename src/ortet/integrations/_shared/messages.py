@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from inspect import signature
 from typing import Any
@@ -19,6 +19,7 @@ from ortet.journal.conversation.compaction import (
     digest_of,
     message_events,
 )
+from ortet.journal.conversation.tool_calls import lost_result, results_of
 from ortet.journal.events import Draft, Event, is_plain
 from ortet.journal.state.records import Message
 from ortet.sessions.conversation import message_data
@@ -194,6 +195,33 @@ def load_full_message(view: SessionReader, message: Message) -> Message:
     return (
         message if fields is None else msgspec.structs.replace(message, **{"extra": {}, **fields})
     )
+
+
+# Tool calls that wait for a person or another program.
+
+UNANSWERED_TEXT = "No result: the conversation went on before this call was approved or answered."
+
+
+def is_substitute_for(message: Message, calls: Collection[str]) -> bool:
+    """Return True if the message only stands in for the results of these calls.
+
+    A program that opens the session itself writes such messages, because APIs refuse a call without
+    a result. For a framework the calls may still be open.
+    """
+    ids = results_of(message) if message.extra.get("synthetic") else []
+    return bool(ids) and all(id_ in calls for id_ in ids)
+
+
+def close_open_calls(session: Session, texts: Mapping[str, str]) -> None:
+    """Add a substitute result for each open call, with the text for its id if there is one."""
+    author = session.internals.store.author
+    calling = session.internals.state.core.calling
+    drafts = [lost_result(call, author) for call in calling]
+    for call, draft in zip(calling, drafts, strict=True):
+        if call.id in texts and not call.part:
+            draft.data["content"] = texts[call.id]
+    if drafts:
+        append_events(session, drafts)
 
 
 # Removing messages.

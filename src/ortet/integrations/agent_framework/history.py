@@ -13,8 +13,11 @@ from agent_framework._sessions import filter_new_messages
 from ortet.errors import NotFound
 from ortet.hub.hub import Hub
 from ortet.integrations._shared.messages import (
+    UNANSWERED_TEXT,
     append_messages,
+    close_open_calls,
     get_session_pool,
+    is_substitute_for,
     load_full_message,
     report_invalid_value,
 )
@@ -25,9 +28,11 @@ from ortet.integrations.agent_framework.messages import (
     message_of,
     result_of,
     to_framework_message,
+    waiting_call_ids,
 )
 from ortet.integrations.aio import to_thread_shielded
 from ortet.journal.conversation.compaction import summary_message
+from ortet.journal.state.records import Message
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.recollect import last_compaction, system_messages
 from ortet.sessions.session import Session
@@ -165,12 +170,14 @@ class OrtetHistoryProvider(HistoryProvider):
                 first = [] if past is None else system_messages(view.internals.context)
                 if past is not None and past.summary:
                     first.append(summary_message(past))
+                stored = view.messages()
+                waiting = waiting_call_ids(stored)
+                shown = [one for one in stored if not is_substitute_for(one, waiting)]
                 messages = [to_framework_message(message) for message in first]
-                messages += _framework_messages(view)
+                messages += _framework_messages(view, shown)
+                open_calls = self._open_calls | waiting
                 calling = view.internals.state.core.calling
-                return messages + [
-                    result_of(call) for call in calling if call.id not in self._open_calls
-                ]
+                return messages + [result_of(call) for call in calling if call.id not in open_calls]
         except NotFound as error:
             if error.kind != "no_session":
                 raise
@@ -178,15 +185,17 @@ class OrtetHistoryProvider(HistoryProvider):
 
     def _write(self, session_id: str | None, messages: list[Foreign]) -> None:
         with self._pool.writing(self.name_of(session_id), **self._options) as session:
-            new = filter_new_messages(_framework_messages(session, len(messages) + 1), messages)
+            latest = session.messages(last=len(messages) + 1)
+            new = filter_new_messages(_framework_messages(session, latest), messages)
             if not new:
                 return
             check_properties(new)
             plain_messages = [message_of(message) for message in new]
             known = self._open_calls | answered_call_ids(new)
             if any(call.id not in known for call in session.internals.state.core.calling):
-                # They belong to a process that ended.
-                session.internals.navigation.close_tool_calls()
+                # They wait for an approval that does not come, or belong to a process that ended.
+                waiting = waiting_call_ids(session.messages())
+                close_open_calls(session, dict.fromkeys(waiting, UNANSWERED_TEXT))
             _record_session_id(session, session_id)
             with report_invalid_value("message", plain_messages):
                 append_messages(session, plain_messages)
@@ -198,8 +207,7 @@ class OrtetHistoryProvider(HistoryProvider):
             session.accounting.model_call("agent-framework", model, {}, usage)
 
 
-def _framework_messages(view: SessionReader, last: int | None = None) -> list[Foreign]:
-    messages = view.messages() if last is None else view.messages(last=last)
+def _framework_messages(view: SessionReader, messages: Sequence[Message]) -> list[Foreign]:
     return [to_framework_message(load_full_message(view, message)) for message in messages]
 
 

@@ -19,6 +19,7 @@ from ortet.journal.events import check_plain
 from ortet.journal.state.records import Message, ToolCall
 
 EXTRA_KEY = "agent_framework"
+_REQUEST = "function_approval_request"
 _NO_PROPERTIES: dict[str, Any] = {"additional_properties": {}}
 
 
@@ -107,6 +108,22 @@ def answered_call_ids(framework_messages: Sequence[Foreign]) -> set[str]:
         for content in message.contents
         if content.type == "function_result" and isinstance(content.call_id, str)
     }
+
+
+def waiting_call_ids(messages: Sequence[Message]) -> set[str]:
+    """Return the ids of the calls for which the last answer of the model requests an approval.
+
+    They wait until a message follows that is not a substitute for a lost result.
+    """
+    for message in reversed(messages):
+        if message.role == "assistant":
+            own = message.extra.get(EXTRA_KEY) or {}
+            requests = [one for one in own.get("contents", ()) if one.get("type") == _REQUEST]
+            calls = [one.get("function_call") or {} for one in requests]
+            return {call["call_id"] for call in calls if isinstance(call.get("call_id"), str)}
+        if not message.extra.get("synthetic"):
+            break
+    return set()
 
 
 def _from_plain_message(message: Message, calls: list[dict[str, Any]], call: Any) -> Foreign:

@@ -21,13 +21,14 @@ from ortet.integrations._shared.messages import (
     append_messages,
     check_session_options,
     clear_context,
+    close_open_calls,
     get_session_pool,
     replace_messages_from,
     report_invalid_value,
 )
 from ortet.integrations._shared.session_pool import session_name
 from ortet.integrations.openai_agents.item_cache import item_cache_for, newest_messages
-from ortet.integrations.openai_agents.items import Item, messages_of
+from ortet.integrations.openai_agents.items import OPEN_CALL_TEXT, Item, messages_of
 from ortet.journal.conversation.tool_calls import calls_of, results_of
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
@@ -258,8 +259,8 @@ class OpenAIConversation:
             if calling := session.internals.state.core.calling:
                 known = {message.get("tool_call_id") for message in messages} | self.open_calls
                 if any(call.id not in known for call in calling):
-                    # They belong to a process that ended.
-                    session.internals.navigation.close_tool_calls()
+                    texts = {call.id: OPEN_CALL_TEXT for call in calling}
+                    close_open_calls(session, texts)
             if self.name != self.session_id:
                 self._record_session_id(session)
             append_messages(session, messages)

@@ -12,7 +12,6 @@ from typing import Any
 
 from ortet.errors import Invalid
 from ortet.journal.conversation.text import text_of
-from ortet.journal.conversation.tool_calls import LOST_RESULT_TEXT
 from ortet.journal.state.records import Message, ToolCall
 
 Item = dict[str, Any]
@@ -26,6 +25,11 @@ _OUTPUT_TYPE_BY_CALL = {
 """Types of calls that can get a synthetic result, with the type of that result."""
 _ROLES = ("user", "system", "developer")
 _USER_ITEM_TYPES = {"mcp_approval_response"}
+OPEN_CALL_TEXT = (
+    "No result: this call waits for an approval, or its process ended before the call did. "
+    "It may or may not have been done."
+)
+"""The SDK stores a call without its result only while it waits for an approval."""
 _EMPTY_EXTRA: list[dict[str, Any]] = [{"message": {}}]
 """The extra data of a plain text, which needs none."""
 
@@ -145,12 +149,12 @@ def items_of(messages: Iterable[Message]) -> Iterator[tuple[Message, list[Item]]
 
 
 def result_of(call: ToolCall, items: Sequence[Item]) -> list[Item]:
-    """Return a synthetic result for a call that a crash interrupted, if its type has one."""
+    """Return a substitute result for an open call, if its type has one."""
     types = {item.get("call_id"): item.get("type") for item in items}
     return _synthetic_result(call.id, str(types.get(call.id)))
 
 
-def _synthetic_result(call: str, type_: str, content: Any = LOST_RESULT_TEXT) -> list[Item]:
+def _synthetic_result(call: str, type_: str, content: Any = OPEN_CALL_TEXT) -> list[Item]:
     output = _OUTPUT_TYPE_BY_CALL.get(type_)
     return [{"type": output, "call_id": call, "output": content}] if output else []
 

@@ -8,19 +8,28 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from pydantic_ai import Agent, AgentRunResult
+from pydantic_ai import (
+    Agent,
+    AgentRunResult,
+    DeferredToolRequests,
+    DeferredToolResults,
+    ToolApproved,
+)
 from pydantic_ai.messages import ModelMessage
 
 from ortet._util.validation import check_text
 from ortet.errors import Invalid, NotFound
 from ortet.hub.hub import Hub
 from ortet.integrations._shared.messages import (
+    UNANSWERED_TEXT,
     append_messages,
+    close_open_calls,
     get_session_pool,
+    is_substitute_for,
     load_full_message,
     report_invalid_value,
 )
@@ -35,7 +44,8 @@ from ortet.integrations.pydantic_ai.messages import (
     to_dump,
 )
 from ortet.journal.conversation.compaction import summary_message
-from ortet.journal.state.records import ToolCall
+from ortet.journal.conversation.tool_calls import calls_of
+from ortet.journal.state.records import Message, ToolCall
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.recollect import last_compaction, system_messages
 from ortet.sessions.session import Session
@@ -110,6 +120,11 @@ def _current() -> asyncio.AbstractEventLoop | None:
 
 _COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
 
+_FIRST_PAGE = 8
+
+DEFERRED = "pydantic-ai.deferred"
+"""Event kind with the ids of the tool calls that wait for an approval or an outside result."""
+
 
 class OrtetHistory:
     """A message history: `await chat.run(agent, "…")` instead of `await agent.run("…")`.
@@ -147,7 +162,8 @@ class OrtetHistory:
         """Call `agent.run` with this history and store each new message.
 
         After a crash the messages up to then are stored, and interrupted tool calls get a result
-        that says so.
+        that says so. Calls that the run deferred stay open, for `deferred_tool_results` of a later
+        run, also in another process. An approved call is a running call from then on.
 
         Args:
             agent: The agent of Pydantic AI.
@@ -169,15 +185,23 @@ class OrtetHistory:
             self._store(dump_messages(messages[stored:]))
             stored = len(messages)
 
+        results = run_options.get("deferred_tool_results")
         async with agent.iter(prompt, message_history=before, **run_options) as run:
             try:
-                async for _ in run:
+                async for node in run:
                     if len(new := run.new_messages()) > stored:
                         await to_thread_shielded(keep, new)
+                    if results is not None and Agent.is_call_tools_node(node):
+                        await to_thread_shielded(self._record_started, results)
+                        results = None
             finally:
-                if len(new := run.new_messages()) > stored:
+                new = run.new_messages()
+                # A run that failed ends with a request without parts, which says nothing.
+                if any(message.parts for message in new[stored:]):
                     await to_thread_shielded(keep, new)
         assert run.result is not None  # Otherwise the loop has raised.
+        if deferred := _deferred_in(run.result):
+            await to_thread_shielded(self._record_deferred, deferred)
         return run.result
 
     def run_sync(self, agent: Agent[Any, Any], prompt: Any = None, **run_options: Any) -> Any:
@@ -192,19 +216,23 @@ class OrtetHistory:
         try:
             with self._pool.reading(self._name) as view:
                 first = _summary(view)
-                plains = [*first, *(_stored_dumps(view))]
-                calling = list(view.internals.state.core.calling)
+                waiting = _waiting_calls(view)
+                messages = [one for one in view.messages() if not is_substitute_for(one, waiting)]
+                dumps = _dumps_of(view, messages)
+                open_calls = view.internals.state.core.calling
+                calling = [call for call in open_calls if call.id not in waiting]
         except NotFound as error:
             if error.kind != "no_session":
                 raise
             return []
-        messages = models_of(plains)
-        return [*messages, result_of(calling)] if calling else messages
+        models = models_of([*first, *dumps])
+        return [*models, result_of(calling)] if calling else models
 
     def save(self, result: AgentRunResult[Any] | Sequence[ModelMessage]) -> int:
         """Store the new messages of a run or list, all or none.
 
-        The messages are on disk when this returns. Their usage is charged to the budget.
+        The messages are on disk when this returns. Their usage is charged to the budget. Tool calls
+        without a result stay open, because the run has ended: they wait for one.
 
         Args:
             result: The result of a run, or messages as `result.new_messages()` returns them.
@@ -223,7 +251,7 @@ class OrtetHistory:
                     f"message {number} is {type(message).__name__}: give a run's result, or "
                     "messages as result.new_messages() has them",
                 )
-        return self._store(dump_messages(messages), skip_stored=True)
+        return self._store(dump_messages(messages), skip_stored=True, leave_open=True)
 
     def fork(self) -> OrtetHistory:
         """Return another conversation that continues from here."""
@@ -235,18 +263,41 @@ class OrtetHistory:
         other._name = name
         return other
 
-    def _store(self, dumps: list[MessageDump], *, skip_stored: bool = False) -> int:
+    def _store(
+        self, dumps: list[MessageDump], *, skip_stored: bool = False, leave_open: bool = False
+    ) -> int:
         with self._pool.writing(self._name, **self._options) as session:
             new = dumps[_count_stored(session, dumps) if skip_stored else 0 :]
             if not new:
                 return 0
             plain_messages = [message_of(plain) for plain in new]
-            _close_open_calls(session, new)
+            _close_abandoned_calls(session, new)
             self._record_session_id(session)
             with report_invalid_value("message", plain_messages):
                 append_messages(session, plain_messages)
             _record_usage(session, new)
+            if leave_open and (calling := session.internals.state.core.calling):
+                session.record(DEFERRED, {"calls": sorted(call.id for call in calling)})
         return len(new)
+
+    def _record_started(self, results: DeferredToolResults) -> None:
+        """Record that the approved calls run now and no longer wait.
+
+        If the process is killed in one of them, nobody knows whether it was done, so it must not be
+        approved again. Results from outside can be given again.
+        """
+        approved = {id_ for id_, answer in results.approvals.items() if _is_approved(answer)}
+        waiting = set[str]()
+        with suppress(NotFound), self._pool.reading(self._name) as view:
+            waiting = _waiting_calls(view)
+        # Pydantic AI refuses results that are not exactly those of the calls, and runs nothing.
+        if approved and {*results.approvals, *results.calls} == waiting:
+            self._record_deferred(waiting - approved)
+
+    def _record_deferred(self, calls: Collection[str]) -> None:
+        """Record which calls wait for an approval or an outside result."""
+        with self._pool.writing(self._name, **self._options) as session:
+            session.record(DEFERRED, {"calls": sorted(calls)})
 
     def _record_session_id(self, session: Session) -> None:
         """Record the program's session id, if the session name does not equal it."""
@@ -254,9 +305,50 @@ class OrtetHistory:
             session.record("pydantic-ai.session", {"session_id": self.session_id})
 
 
-def _stored_dumps(view: SessionReader, last: int | None = None) -> list[MessageDump]:
-    messages = view.messages() if last is None else view.messages(last=last)
+def _dumps_of(view: SessionReader, messages: Sequence[Message]) -> list[MessageDump]:
     return [to_dump(load_full_message(view, message)) for message in messages]
+
+
+def _deferred_in(result: AgentRunResult[Any]) -> list[str]:
+    """Return the ids of the calls that a run leaves to the caller."""
+    output = result.output
+    if not isinstance(output, DeferredToolRequests):
+        return []
+    return [call.tool_call_id for call in (*output.approvals, *output.calls)]
+
+
+def _is_approved(answer: Any) -> bool:
+    return answer is True or isinstance(answer, ToolApproved)
+
+
+def _waiting_calls(view: SessionReader) -> set[str]:
+    """Return the ids of the calls that wait for an approval or an outside result.
+
+    They wait until a message follows that is not a substitute for a lost result.
+    """
+    latest = _latest_answer(view)
+    waiting = set[str]()
+    if latest is None or not calls_of(latest):
+        return waiting
+    for event in view.events(latest.seq):
+        if event.erased:
+            continue
+        if event.kind == DEFERRED:
+            waiting = set(event.data["calls"])
+        elif event.kind == "message" and not event.data.get("extra", {}).get("synthetic"):
+            waiting = set()
+    return waiting
+
+
+def _latest_answer(view: SessionReader) -> Message | None:
+    """Return the last message of the model. Older messages are read on demand."""
+    count = _FIRST_PAGE
+    while True:
+        messages = view.messages(last=count)
+        answers = (message for message in reversed(messages) if message.role == "assistant")
+        if (latest := next(answers, None)) is not None or len(messages) < count:
+            return latest
+        count *= 4
 
 
 def _summary(view: SessionReader) -> list[MessageDump]:
@@ -269,19 +361,23 @@ def _summary(view: SessionReader) -> list[MessageDump]:
 
 def _count_stored(view: SessionReader, dumps: Sequence[MessageDump]) -> int:
     """Return how many of the first dumps are already stored as the last messages."""
-    stored = _stored_dumps(view, len(dumps)) if dumps else []
+    stored = _dumps_of(view, view.messages(last=len(dumps))) if dumps else []
     for count in range(len(stored), 0, -1):
         if stored[-count:] == list(dumps[:count]):
             return count
     return 0
 
 
-def _close_open_calls(session: Session, new: Sequence[MessageDump]) -> None:
-    """Close the calls of a process that ended, unless their results come now."""
+def _close_abandoned_calls(session: Session, new: Sequence[MessageDump]) -> None:
+    """Close the open calls, unless their results come now.
+
+    They waited for an answer that did not come, or belong to a process that ended.
+    """
     calling: list[ToolCall] = list(session.internals.state.core.calling)
     answered = {part.get("tool_call_id") for part in new[0].get("parts", ())}
-    if calling and not answered.intersection(call.id for call in calling):
-        session.internals.navigation.close_tool_calls()
+    if not calling or answered.intersection(call.id for call in calling):
+        return
+    close_open_calls(session, dict.fromkeys(_waiting_calls(session), UNANSWERED_TEXT))
 
 
 def _record_usage(session: Session, new: Sequence[MessageDump]) -> None:
