@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ortet.history.commits import CommitInfo
     from ortet.history.diff.tree_diff import TreeChange
     from ortet.history.transfer.bundle import BundleReport
+    from ortet.hub.backup import BackupReport
     from ortet.hub.governance.audit import AuditReport
     from ortet.hub.governance.legal_holds import Hold
     from ortet.hub.governance.retention import RetainReport, RetentionPolicy
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from ortet.memory.working import WorkingMemory
     from ortet.objects.gc.sweep import SweepReport
     from ortet.objects.gc.verify import VerifyReport
+    from ortet.sessions.actions.accounting import ModelCall
     from ortet.sessions.actions.actions import action, by_arguments
     from ortet.sessions.actions.artifacts import Lineage, Orphans, StoredContent
     from ortet.sessions.actions.bill import Bill
@@ -100,6 +102,7 @@ __all__ = [
     "Artifact",
     "Attempt",
     "AuditReport",
+    "BackupReport",
     "Bill",
     "Briefing",
     "Browser",
@@ -225,6 +228,7 @@ _LAZY = {
     "Artifact": "ortet.journal.state.records",
     "Attempt": "ortet.sessions.swarm_api",
     "AuditReport": "ortet.hub.governance.audit",
+    "BackupReport": "ortet.hub.backup",
     "Bill": "ortet.sessions.actions.bill",
     "Briefing": "ortet.journal.reports.briefing",
     "Browser": "ortet.sessions.environment.external_state",

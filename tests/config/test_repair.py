@@ -38,12 +38,12 @@ def files(place: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in place.rglob("*") if p.is_file()}
 
 
-def fill(hub: Hub, work: Path) -> None:
-    with hub.session("fix", workspace=work, engine="folder") as s:
+def fill(hub: Hub, edited: Path) -> None:
+    with hub.session("fix", workspace=edited, engine="folder") as s:
         s.say("user", "the first message")
         s.learn("the sky is blue")
         s.commit("one")
-        (work / "file").write_text("two")
+        (edited / "file").write_text("two")
         s.say("user", "the second message")
         s.commit("two")
         fork = s.fork(1)[0]
@@ -61,18 +61,18 @@ def lose_catalog(store: Path) -> None:
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Path:
-    work = tmp_path / "work"
-    work.mkdir()
-    (work / "file").write_text("one")
-    return work
+def edited(tmp_path: Path) -> Path:
+    edited = tmp_path / "edited"
+    edited.mkdir()
+    (edited / "file").write_text("one")
+    return edited
 
 
 def test_a_store_without_its_catalog_comes_back(
-    opened: Open, store: Path, work: Path, tmp_path: Path
+    opened: Open, store: Path, edited: Path, tmp_path: Path
 ) -> None:
     with opened() as hub:
-        fill(hub, work)
+        fill(hub, edited)
         before, heads = messages(hub), {ref.name: ref.oid for ref in hub.store.refs.branches()}
         commits = {info.oid for name in heads for info in hub.log(name)}
     lose_catalog(store)
@@ -93,15 +93,17 @@ def test_a_store_without_its_catalog_comes_back(
         assert messages(hub) == before
         hub.restore(heads["fix"].hex(), to=tmp_path / "restored")
         assert files(tmp_path / "restored") == {"file": b"two"}
-        with hub.session("fix", workspace=work) as s:
+        with hub.session("fix", workspace=edited) as s:
             s.say("user", "on")
             s.commit("on")
         hub.verify()
 
 
-def test_a_dry_run_changes_nothing_and_says_the_same(opened: Open, store: Path, work: Path) -> None:
+def test_a_dry_run_changes_nothing_and_says_the_same(
+    opened: Open, store: Path, edited: Path
+) -> None:
     with opened() as hub:
-        fill(hub, work)
+        fill(hub, edited)
     lose_catalog(store)
     before = {str(p): p.read_bytes() for p in sorted(store.rglob("*")) if p.is_file()}
     dry = repair_store(store, opened)
@@ -112,10 +114,10 @@ def test_a_dry_run_changes_nothing_and_says_the_same(opened: Open, store: Path, 
 
 
 def test_without_a_recovery_log_sessions_come_back_under_other_names(
-    opened: Open, store: Path, work: Path
+    opened: Open, store: Path, edited: Path
 ) -> None:
     with opened() as hub:
-        fill(hub, work)
+        fill(hub, edited)
         before = messages(hub)
     lose_catalog(store)
     (store / "local" / "catalog.log").unlink()
@@ -177,10 +179,10 @@ def test_a_killed_process_is_no_damage(opened: Open, store: Path, tmp_path: Path
 
 @pytest.mark.parametrize("page", [0, 1, 3, 5])
 def test_a_damaged_page_costs_only_what_it_held(
-    opened: Open, store: Path, work: Path, page: int
+    opened: Open, store: Path, edited: Path, page: int
 ) -> None:
     with opened() as hub:
-        fill(hub, work)
+        fill(hub, edited)
         before = messages(hub)
     data = bytearray((store / "catalog.db").read_bytes())
     data[page * 4096 + 2000] ^= 8
@@ -198,9 +200,11 @@ def test_a_damaged_page_costs_only_what_it_held(
         assert messages(hub) == before
 
 
-def test_commits_that_nothing_refers_to_get_branches(opened: Open, store: Path, work: Path) -> None:
+def test_commits_that_nothing_refers_to_get_branches(
+    opened: Open, store: Path, edited: Path
+) -> None:
     with opened() as hub:
-        fill(hub, work)
+        fill(hub, edited)
         with hub.session("fix") as s:
             left = s.commit("left behind").oid
             s.say("user", "left")
@@ -211,23 +215,23 @@ def test_commits_that_nothing_refers_to_get_branches(opened: Open, store: Path, 
     assert left in report.found.values()
 
 
-def test_a_sound_store_is_left_alone(opened: Open, store: Path, work: Path) -> None:
+def test_a_sound_store_is_left_alone(opened: Open, store: Path, edited: Path) -> None:
     with opened() as hub:
-        fill(hub, work)
+        fill(hub, edited)
     before = (store / "catalog.db").read_bytes()
     report = repair_store(store, opened, apply=True)
     assert (report.catalog, report.branches, report.found, report.lost) == ("sound", {}, {}, [])
     assert (store / "catalog.db").read_bytes() == before
 
 
-def test_damaged_objects_are_named_as_lost(opened: Open, store: Path, work: Path) -> None:
+def test_damaged_objects_are_named_as_lost(opened: Open, store: Path, edited: Path) -> None:
     with opened() as hub:
-        fill(hub, work)
+        fill(hub, edited)
         hub.store.objects.writer.seal_now()
     (pack,) = (store / "bucket" / "packs").iterdir()
     data = bytearray(pack.read_bytes())
     data[len(data) // 2] ^= 1
-    shutil.copyfile(pack, work / "copy")
+    shutil.copyfile(pack, edited / "copy")
     pack.write_bytes(data)
     report = repair_store(store, opened, apply=True)
     assert report.lost

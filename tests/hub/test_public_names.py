@@ -54,7 +54,7 @@ INTERNAL = {"internals"}
 OF_FACETS = {
     Governance: "archive audit bill erase export_jsonl hold release remove retain retention "
     "unarchive",
-    Maintenance: "drop leftovers sweep tidy verify",
+    Maintenance: "backup drop leftovers sweep tidy verify",
     MemoryQueries: "consolidate diff episodes recall",
     Transfer: "export from_carry from_checkpoint import_ pull push",
 }

@@ -243,7 +243,7 @@ VERBS: dict[str, tuple[Verb, Wrong]] = {
     "action": (lambda _, x: ortet.action(x), (5, None, b"x", THING, [])),
     "action replay": (lambda _, x: ortet.action(replay=x), (*TEXT, None)),
     "action key": (lambda _, x: ortet.action(key=x), (*TEXT, None)),
-    "action scope": (lambda _, x: ortet.action(scope=x), (*TEXT, None)),
+    "action scope": (lambda _, x: ortet.action(scope=x), (*TEXT, "all")),
 }
 
 

@@ -235,8 +235,7 @@ def open_hub(
     from ortet.workspaces.machine_homes import HostEngines
 
     _check_embedder(embedder)  # before anything is created
-    clock = clock or SystemClock()
-    asked = store_url(url, cwd=cwd, environ=environ)
+    clock, asked = clock or SystemClock(), store_url(url, cwd=cwd, environ=environ)
     found = _open_backends(asked, clock=clock, random=random, create=create, environ=environ)
     root, objects, settings = found.root, found.objects, found.settings
     _remove_abandoned_restores(root / "local")

@@ -12,7 +12,7 @@ import msgspec
 
 from ortet._util.log import get_logger
 from ortet._util.validation import check_text
-from ortet.backends.base import Append, Lease, LeaseClaim, Timeline
+from ortet.backends.base import Append, EventRow, Lease, LeaseClaim, Timeline
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Refused
 from ortet.ids import Oid
 from ortet.journal.events import Draft, Tip, check_plain
@@ -416,12 +416,6 @@ class SessionManager:
         if budget:
             drafts.append(Draft("budget", budget_event_data(limits), self.store.author))
         drafts += initial.drafts
-        tip, rows = Tip(), []
-        for draft in drafts:
-            known = msgspec.structs.replace(draft, data=self.store.secrets.redact(draft.data))
-            made, event = self.services.chain.make(tip, known, self.store.clock.now_ns())
-            tip = Tip(event.seq, event.hash, event.time)
-            rows.append(made)
         with ClaimingLease():
             (lease,) = self.store.catalog.move(
                 [],
@@ -429,7 +423,7 @@ class SessionManager:
                 actor=self.store.author,
                 detail=name,
                 timelines=[Timeline(timeline)],
-                appends=[Append(timeline, rows)],
+                appends=[Append(timeline, self._first_events(drafts))],
                 rows=[
                     *SessionTable.insert_changes(row),
                     *initial_budget_rows(row, limits, outer, initial.spent),
@@ -438,6 +432,16 @@ class SessionManager:
                 claims=[LeaseClaim(f"session:{id_}", self.owner(), LEASE_TTL_NS)],
             )
             return self.resume(row, lease, profile)
+
+    def _first_events(self, drafts: Sequence[Draft]) -> list[EventRow]:
+        """Return the rows of the first events of a timeline."""
+        tip, rows = Tip(), []
+        for draft in drafts:
+            redacted = msgspec.structs.replace(draft, data=self.store.secrets.redact(draft.data))
+            row, event = self.services.chain.make(tip, redacted, self.store.clock.now_ns())
+            tip = Tip(event.seq, event.hash, event.time)
+            rows.append(row)
+        return rows
 
     def _branch_at(self, location: FilesLocation) -> str:
         """Return the branch of a directory that is already a workspace, or ""."""

@@ -85,7 +85,7 @@ class Room:
 
 
 @pytest.fixture(params=["disk", "memory"])
-def root(request: pytest.FixtureRequest, place: Path) -> Iterator[Path]:
+def file_system(request: pytest.FixtureRequest, place: Path) -> Iterator[Path]:
     if request.param == "disk":
         yield place / "root"
         return
@@ -97,8 +97,8 @@ def root(request: pytest.FixtureRequest, place: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(params=["watch", "scan"])
-def room(request: pytest.FixtureRequest, root: Path, place: Path) -> Iterator[Room]:
-    room = Room(root, place, watch=request.param == "watch")
+def room(request: pytest.FixtureRequest, file_system: Path, place: Path) -> Iterator[Room]:
+    room = Room(file_system, place, watch=request.param == "watch")
     yield room
     room.close()
 

@@ -183,6 +183,8 @@ def describe(
             f"{_name_of(function)} is async: call `await ortet.integrations.aio.act(session, …)`",
         )
     optional(TEXT, name=options.name, replay=options.replay, scope=options.scope)
+    if options.key is not None:
+        _check_key(options.key)
     said: Action = getattr(function, _MARK, None) or Action(_name_of(function))
     key = options.key or _fill_key(said, function, args, kwargs)
     chosen = Action(
