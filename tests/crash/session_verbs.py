@@ -172,7 +172,7 @@ def act_once(p: Program) -> None:
 @verb
 def settle(p: Program) -> None:
     try:
-        p.s.act(p.deed, "left", name="left", replay="once", key="left")
+        p.s.act(lambda: None, name="left", replay="once", key="left")
     except Unsettled as error:
         p.s.actions.settle(error.details["id"], "it was done")
     p.kept()

@@ -87,7 +87,7 @@ TABLE: list[tuple[str, str, str]] = [
     ("unarchive chat", "", "chat is paused"),
     ("hold chat", "", "on hold"),
     ("release chat", "", "released"),
-    ("close chat", "", "chat is closed"),
+    ("finish chat", "", "chat is closed"),
     ("access create me --allow admin", "", "ortet_"),
     ("ps", "", "no machine lives"),
     ("agent status", "", "not running"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import mcp_types as types
 import pytest
+from tests.fixtures import forked
 from tests.fixtures.mcp_project import ERAS, WAYS, Agent, Project, drive
 
 
@@ -157,11 +159,20 @@ def test_allow_destructive_flag_asks_no_confirmation(project: Project) -> None:
     drive(work)
 
 
-def test_rewind_preview_lists_effects_that_are_not_undone(project: Project) -> None:
+def test_rewind_preview_lists_effects_outside_of_the_workspace(project: Project) -> None:
+    script = (
+        "import ortet\n"
+        "with ortet.open() as hub, hub.session('proj') as s:\n"
+        "    s.act(print, 'to ann', name='mail', why='notify the customer')\n"
+    )
+    project.write("../mail.py", script)
+
     async def work() -> None:
         async with project.agent() as agent:
             await three_commits(project, agent)
-            await agent.ok("run", command="true", why="notify the customer")
+            await agent.ok("run", command="true", why="only in the workspace")
+            words = [sys.executable, "../mail.py"]
+            forked.run(words, cwd=project.path, env=project.env, check=True)
             await agent.ok("commit", message="ran")
             told = await agent("rewind")
             assert [deed["why"] for deed in told.data["deeds"]] == ["notify the customer"]

@@ -17,7 +17,13 @@ from ortet.journal.state.records import Effect
 from ortet.sessions.actions import artifacts
 from ortet.sessions.actions.actions import digest
 from ortet.sessions.actions.effects import command_of
-from ortet.sessions.actions.ledger import EffectRow, Ledger, effect_change, ledgers_of
+from ortet.sessions.actions.ledger import (
+    DONE,
+    EffectRow,
+    Ledger,
+    effect_change,
+    ledgers_of,
+)
 from ortet.sessions.history.fork_session import fork_at
 from ortet.sessions.history.rewind import commit_at
 from ortet.sessions.writing.large_events import EventInput, drafts_of, is_large
@@ -185,6 +191,10 @@ def _effect_row_changes(session: Session, drafts: Sequence[Draft]) -> list[RowCh
     catalog = session.internals.store.catalog
     names = ledgers_of(catalog, session.internals.row)
     ledger, found = Ledger(catalog, names, {}), dict[str, EffectRow]()
+
+    def known(id_: str) -> EffectRow | None:
+        return found.get(id_) or _find_effect_row(ledger, id_)
+
     for seq, draft in enumerate(drafts, session.internals.pipeline.writer.tip.seq + 1):
         data = draft.data
         if draft.kind == "begun":
@@ -197,9 +207,12 @@ def _effect_row_changes(session: Session, drafts: Sequence[Draft]) -> list[RowCh
                 actor=draft.actor,
                 command=command_of(session.internals.store, data),
             )
-            found[effect.id] = EffectRow(effect, session.id, ledger=ledger.home)
+            before = known(effect.id)
+            # a transcript may have the same call twice: what is done stays done
+            if before is None or before.effect.state != DONE:
+                found[effect.id] = EffectRow(effect, session.id, ledger=ledger.home)
         elif draft.kind == "ended":
-            effect_row = found.get(data["id"]) or _find_effect_row(ledger, data["id"])
+            effect_row = known(data["id"])
             if effect_row is not None:
                 effect = msgspec.structs.replace(effect_row.effect, state=data["state"], ended=seq)
                 found[effect.id] = msgspec.structs.replace(

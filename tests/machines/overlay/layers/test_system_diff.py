@@ -99,7 +99,7 @@ def test_a_command_that_changes_nothing_leaves_nothing(machines: Machines) -> No
     machine.run("echo t > /tmp/scratch; echo v > /var/tmp/x; mkdir -p ~/.cache/x; touch /run/y")
     machine.run("touch /usr/share/new; rm /usr/share/new")  # only a directory's time moved
     machine.run(
-        "cp -p /etc/hostname /tmp/h; cat /tmp/h > /etc/hostname; touch -r /tmp/h /etc/hostname"
+        "a=$(mktemp) && cp -p /etc/hostname $a; cat $a > /etc/hostname; touch -r $a /etc/hostname"
     )
     assert machines.image(machine.snapshot()).system is None
 
