@@ -57,11 +57,11 @@ def check_ledgers(sessions: SessionManager) -> Iterator[LedgerProblem]:
     for ledger in sorted(related):
         yield from _damaged_rows(sessions, ledger, rows)
     yield from _damaged_keys(sessions)
-    for id_, row in sorted(rows.items()):
+    for place, row in sorted(rows.items()):
         if row.ledger in related:
             names = [row.ledger, *sorted(related[row.ledger] - {row.ledger})]
             yield from _check_effect(
-                Ledger(catalog, names, {}), row, recorded.recorded.timelines[id_]
+                Ledger(catalog, names, {}), row, recorded.recorded.timelines[place]
             )
 
 
@@ -110,13 +110,13 @@ def _recorded_effects(sessions: SessionManager) -> JournalEffects:
 
 
 def _damaged_rows(
-    sessions: SessionManager, ledger: str, recorded: dict[str, EffectRow]
+    sessions: SessionManager, ledger: str, recorded: dict[tuple[str, str], EffectRow]
 ) -> Iterator[LedgerProblem]:
     for row in _rows(sessions, effect_kind(ledger)):
         try:
             decode_effect(row)
         except Corrupt as error:
-            known = recorded.get(row.key)
+            known = recorded.get((ledger, row.key))
             again = RowChange(row.kind, row.key, None)
             if known is not None:
                 again = effect_change(replace(settled_or_open(known), ledger=ledger))

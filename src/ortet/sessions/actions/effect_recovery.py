@@ -47,20 +47,22 @@ _MAX_CALL_CHARS = 300
 
 
 class RecordedEffects:
-    """Effects folded from events, each in its latest known state.
+    """Effects folded from events, each in its latest known state, by ledger and id.
 
+    An id alone is not enough: two sessions that imported one transcript have the same ids.
     `timelines` has the timeline on which each effect began.
     """
 
     def __init__(self) -> None:
-        self.rows: dict[str, EffectRow] = {}
-        self.timelines: dict[str, str] = {}
+        self.rows: dict[tuple[str, str], EffectRow] = {}
+        self.timelines: dict[tuple[str, str], str] = {}
 
     def add(self, event: Event, ledger: str, timeline: str) -> None:
         """Add an event of kind begun or ended."""
         data = event.data
         id_ = str(data.get("id", ""))
-        known = self.rows.get(id_)
+        place = (ledger, id_)
+        known = self.rows.get(place)
         if event.erased or not id_ or "whatif" in data:  # a changed outcome did not happen
             return
         if event.kind == "begun":
@@ -73,8 +75,8 @@ class RecordedEffects:
         else:
             return
         if known is None or is_newer(found, known):
-            self.rows[id_] = found
-            self.timelines.setdefault(id_, timeline)
+            self.rows[place] = found
+            self.timelines.setdefault(place, timeline)
 
 
 def _begun(event: Event, ledger: str) -> EffectRow:
@@ -205,8 +207,8 @@ def arriving_rows(
         RowChange(_SEEN, to_hex(oid), origins[oid].encode()) for oid in chosen if oid in origins
     ]
     known = _KnownRows(store.catalog)
-    for id_, found in sorted(effects.recorded.rows.items()):
-        rows += known.changes(settled_or_open(found), effects.recorded.timelines[id_])
+    for place, found in sorted(effects.recorded.rows.items()):
+        rows += known.changes(settled_or_open(found), effects.recorded.timelines[place])
     return rows
 
 
