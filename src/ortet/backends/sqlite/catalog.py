@@ -524,6 +524,7 @@ class SqliteCatalog(Catalog):
 
     def close(self) -> None:
         self._handle.close()
+        self._mark = None  # the last catalog of this process that uses the mark closes its file
 
 
 def _move(db: apsw.Connection, move: Move, now: int) -> None:
