@@ -11,7 +11,7 @@ from ortet.sessions.actions.accounting import Accounting
 from ortet.sessions.actions.artifacts import ArtifactStore
 from ortet.sessions.actions.session_actions import SessionActions
 from ortet.sessions.conversation import Conversation
-from ortet.sessions.environment.outside import ExternalState
+from ortet.sessions.environment.external_state import ExternalState
 from ortet.sessions.machine.programs import SessionPrograms
 from ortet.sessions.memory.session_memory import SessionMemory
 from ortet.sessions.reader import SessionReader

@@ -13,7 +13,7 @@ import ortet
 from ortet._util.codec import encode
 from ortet.hub.hub import Hub
 from ortet.journal.events import Draft
-from ortet.sessions.recollect import known_effects
+from ortet.sessions.conversation_state import known_effects
 from ortet.sessions.writing.bulk_import import import_events
 
 pytestmark = pytest.mark.files({})

@@ -124,7 +124,7 @@ class InboxApi:
             NotFound: If there is no such event, or it was erased.
         """
         from ortet.sessions.history.fork_session import fork_parent_of
-        from ortet.sessions.history.whatif import whatif
+        from ortet.sessions.history.forking import whatif
 
         require(FLAG, machine=machine)
         view = self._session_reader(session)

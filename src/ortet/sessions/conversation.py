@@ -36,14 +36,14 @@ from ortet.journal.conversation.tool_calls import without_obsolete_results
 from ortet.journal.events import Event, check_custom_kind
 from ortet.journal.state.records import Decision, Message, Question, message_of
 from ortet.sessions.context import SessionContext
-from ortet.sessions.memory.episodes import compaction_episode
-from ortet.sessions.recollect import (
+from ortet.sessions.conversation_state import (
     dropped_of,
     last_messages,
     live_notes,
     open_questions,
     plan_compaction,
 )
+from ortet.sessions.memory.episodes import compaction_episode
 from ortet.sessions.writing.idempotent_turns import find_keyed_events
 from ortet.sessions.writing.pipeline import VerbPipeline, need_writer
 

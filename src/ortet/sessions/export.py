@@ -23,7 +23,7 @@ from ortet.journal.conversation.superseded import is_superseded
 from ortet.journal.events import Event
 from ortet.journal.state.records import Message, message_of
 from ortet.sessions.actions.artifacts import StoredContent, load
-from ortet.sessions.recollect import last_compaction, system_messages
+from ortet.sessions.conversation_state import last_compaction, system_messages
 from ortet.sessions.writing import large_events
 
 if TYPE_CHECKING:

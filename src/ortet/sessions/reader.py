@@ -34,7 +34,7 @@ from ortet.sessions.actions.session_actions import SessionActions
 from ortet.sessions.context import SessionContext, SessionServices
 from ortet.sessions.conversation import Conversation
 from ortet.sessions.environment.environments import recorded_environments
-from ortet.sessions.environment.outside import ExternalState
+from ortet.sessions.environment.external_state import ExternalState
 from ortet.sessions.memory.session_memory import SessionMemory
 from ortet.sessions.table import SessionRow
 from ortet.sessions.times import Moment

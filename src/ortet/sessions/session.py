@@ -34,8 +34,8 @@ from ortet.sessions.actions.budget import Budget
 from ortet.sessions.actions.session_actions import SessionActions
 from ortet.sessions.context import SessionContext
 from ortet.sessions.conversation import Conversation, SessionPlan
+from ortet.sessions.environment.external_state import ExternalState
 from ortet.sessions.environment.handover import BRIEFING_TOKENS, Handover, HandoverWriter
-from ortet.sessions.environment.outside import ExternalState
 from ortet.sessions.environment.tracker import EnvironmentTracker
 from ortet.sessions.history.commit import BranchWriter
 from ortet.sessions.history.forking import ForkParent
@@ -1149,7 +1149,7 @@ class Session(SessionReader):
         Returns:
             The new session. This session does not change.
         """
-        from ortet.sessions.history.whatif import whatif
+        from ortet.sessions.history.forking import whatif
 
         parent = self.internals.fork_parent()
         if self._context.is_replaying:

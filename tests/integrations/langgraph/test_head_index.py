@@ -20,7 +20,7 @@ from ortet.config.environment import open_hub
 from ortet.errors import Invalid
 from ortet.hub.hub import Hub
 from ortet.integrations.langgraph import OrtetSaver, head_index
-from ortet.sessions.environment.traces import DERIVED
+from ortet.sessions.environment.removal_rows import DERIVED
 from ortet.testing.clock import ManualClock
 
 

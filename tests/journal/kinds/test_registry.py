@@ -23,13 +23,13 @@ from ortet.journal.kinds import registry
 from ortet.journal.kinds.event_kind import (
     CUSTOM_KIND,
     UNKNOWN_KIND,
+    BriefingItems,
     BriefingSectionSpec,
     EventData,
     EventKind,
     ReasonText,
 )
 from ortet.journal.kinds.registry import EVENT_KINDS, kind_of
-from ortet.journal.reports.briefing_items import BriefingItems
 from ortet.journal.reports.progress import ProgressLog
 from ortet.journal.state.records import NoteRecord
 from ortet.journal.state.state import SessionState
@@ -45,7 +45,7 @@ from ortet.web.views.journal import EVENT_DETAILS, EVENT_TEXTS, GROUPS, journal_
 SOURCE = Path(ortet.__file__).parent
 LISTS = {
     "journal/reports/progress.py": "kinds that change the progress itself",
-    "sessions/environment/traces.py": "external state that catalog rows repeat",
+    "sessions/environment/removal_rows.py": "external state that catalog rows repeat",
     "sessions/memory/recall.py": "one function for each indexed kind",
     "web/views/journal.py": "texts and details that need more than a line",
 }

@@ -14,9 +14,9 @@ from ortet.errors import Invalid
 from ortet.history.tree.tree import Maps
 from ortet.journal.conversation.text import estimate_tokens
 from ortet.journal.events import Event
+from ortet.journal.kinds.event_kind import BriefingItems, FailedAction, PendingApproval
 from ortet.journal.kinds.registry import fold
 from ortet.journal.reports.briefing import make_briefing
-from ortet.journal.reports.briefing_items import BriefingItems, FailedAction, PendingApproval
 from ortet.journal.state.records import Artifact, Effect, Fact, Message, Question
 from ortet.journal.state.state import SessionState
 

@@ -16,8 +16,8 @@ from ortet.sessions.actions.actions import CallOptions, format_call
 from ortet.sessions.actions.approvals import USED
 from ortet.sessions.actions.effects import carried_effect_rows, error_text
 from ortet.sessions.actions.ledger import EffectRow, effect_change, key_change
+from ortet.sessions.conversation_state import known_effects
 from ortet.sessions.history.restore_report import effects_since_commit
-from ortet.sessions.recollect import known_effects
 from ortet.sessions.session import Session
 
 

@@ -43,7 +43,7 @@ from ortet.sessions.actions.ledger import (
     effect_kind,
     ledgers_of,
 )
-from ortet.sessions.environment.traces import rows_repeating_event
+from ortet.sessions.environment.removal_rows import rows_repeating_event
 from ortet.sessions.memory.recall import words_of
 from ortet.sessions.memory.shared_scopes import scope_rows
 from ortet.sessions.table import ARCHIVED, SessionRow

@@ -15,7 +15,7 @@ from ortet.memory import working
 from ortet.sessions.actions.approvals import USED
 from ortet.sessions.actions.budget import kind_of as spend_kind
 from ortet.sessions.actions.ledger import effect_kind, ledger_of, ledgers_of, root_timeline
-from ortet.sessions.environment.traces import drop_adapter_rows, removal_row_changes
+from ortet.sessions.environment.removal_rows import drop_adapter_rows, removal_row_changes
 from ortet.sessions.table import SessionRow
 from ortet.sessions.writing import state_cache
 from ortet.sessions.writing.inbox import kind_of as kind_of_letters

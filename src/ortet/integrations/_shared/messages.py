@@ -23,9 +23,9 @@ from ortet.journal.conversation.tool_calls import lost_result, results_of
 from ortet.journal.events import Draft, Event, is_plain
 from ortet.journal.state.records import Message
 from ortet.sessions.conversation import message_data
+from ortet.sessions.conversation_state import last_compaction
 from ortet.sessions.history.fork_session import rewind_before_event
 from ortet.sessions.reader import SessionReader
-from ortet.sessions.recollect import last_compaction
 from ortet.sessions.session import Session
 from ortet.sessions.writing import large_events
 from ortet.sessions.writing.large_events import EventInput, is_large, stored_data

@@ -34,7 +34,6 @@ from ortet.integrations.aio import to_thread_shielded
 from ortet.journal.conversation.compaction import summary_message
 from ortet.journal.state.records import Message
 from ortet.sessions.reader import SessionReader
-from ortet.sessions.recollect import last_compaction, system_messages
 from ortet.sessions.session import Session
 
 _COUNTS = {

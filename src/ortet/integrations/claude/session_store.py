@@ -52,8 +52,8 @@ from ortet.integrations.claude.transcript import (
     transcript_session_name,
 )
 from ortet.journal.conversation.text import one_line
+from ortet.sessions.history.event_commit import commit_at
 from ortet.sessions.history.fork_session import fork_named_session
-from ortet.sessions.history.rewind import commit_at
 from ortet.sessions.history.shared_directory import commit_directory_head, commit_with_files
 from ortet.sessions.memory.recall import session_event_log
 from ortet.sessions.session import Session

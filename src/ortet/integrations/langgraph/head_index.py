@@ -17,7 +17,7 @@ from ortet.integrations.langgraph.thread import DROP, PUT, SENDS, WRITES, GraphT
 from ortet.integrations.langgraph.values.parts import PartNotLoaded, PartStore, Tree
 from ortet.journal.event_log import EventLog
 from ortet.journal.events import Tip
-from ortet.sessions.environment.traces import DERIVED
+from ortet.sessions.environment.removal_rows import DERIVED
 
 _VERSION = 1
 _CHECKSUM_BYTES = 8

@@ -25,7 +25,7 @@ from ortet.integrations.langgraph.write import ThreadRecord, append
 from ortet.journal.event_log import EventLog
 from ortet.journal.events import Event
 from ortet.sessions.actions.artifacts import StoredContent, load
-from ortet.sessions.environment.traces import DERIVED
+from ortet.sessions.environment.removal_rows import DERIVED
 from ortet.sessions.session import Session
 from ortet.sessions.table import SessionRow
 

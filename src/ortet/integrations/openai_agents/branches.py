@@ -17,9 +17,9 @@ from ortet.integrations.openai_agents.conversation import (
 from ortet.integrations.openai_agents.item_cache import item_cache_for
 from ortet.integrations.openai_agents.items import is_user
 from ortet.integrations.openai_agents.turns import ConversationTurns
+from ortet.sessions.history.event_commit import commit_at
 from ortet.sessions.history.fork_session import fork_named
 from ortet.sessions.history.forking import NamedForks
-from ortet.sessions.history.rewind import commit_at
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 from ortet.store.sweep_retry import run_with_sweep_retry

@@ -11,8 +11,8 @@ from ortet.integrations.openai_agents.conversation import OpenAIConversation
 from ortet.integrations.openai_agents.item_cache import item_cache_for
 from ortet.integrations.openai_agents.items import Item, messages_of
 from ortet.journal.conversation.compaction import Summarise
+from ortet.sessions.conversation_state import last_compaction
 from ortet.sessions.reader import SessionReader
-from ortet.sessions.recollect import last_compaction
 from ortet.sessions.session import Session
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from ortet.journal.conversation.compaction import summary_message
 from ortet.journal.conversation.tool_calls import results_of, without_obsolete_results
 from ortet.journal.events import Event
 from ortet.journal.state.records import Message, message_of
+from ortet.sessions.conversation_state import last_compaction, system_messages
 from ortet.sessions.reader import SessionReader
-from ortet.sessions.recollect import last_compaction, system_messages
 from ortet.sessions.session import Session
 
 _FIRST_PAGE = 8

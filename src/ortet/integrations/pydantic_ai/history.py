@@ -47,7 +47,6 @@ from ortet.journal.conversation.compaction import summary_message
 from ortet.journal.conversation.tool_calls import calls_of
 from ortet.journal.state.records import Message, ToolCall
 from ortet.sessions.reader import SessionReader
-from ortet.sessions.recollect import last_compaction, system_messages
 from ortet.sessions.session import Session
 
 # The event loop that synchronous runs of a thread share.

@@ -4,7 +4,7 @@ Start with `event_kind.EventKind`. It lists everything that the rest of the prog
 kind: the schema of its data, its reducer, whether it survives a rewind, its sections of a briefing,
 its line in a journal listing. `registry.kind_of` returns the record of a kind.
 
-- `event_kind`: the record type and its default functions.
+- `event_kind`: the record type, its default functions, and the items that a briefing can show.
 - `conversation`, `plan`, `memory`, `actions`, `budget`, `external_state`, `lifecycle`: one module
   for each family of kinds, with schemas, reducers and the records in `KINDS`.
 - `registry`: all records by name, the check of event data, and `fold`, which changes a state.
@@ -16,6 +16,6 @@ Invariants:
   `UNKNOWN_KIND`. Such events are kept, and they do not change the state.
 - The name and the data of a stored kind never change their meaning.
 
-Imports: `journal.state`, `journal.conversation`, `journal.reports.briefing_items` and the layers
-below. `journal.event_chain` imports this package.
+Imports: `journal.state`, `journal.conversation` and the layers below. `journal.event_chain` imports
+this package.
 """

@@ -10,20 +10,18 @@ import msgspec
 from ortet.journal.conversation.text import clip, command_text, one_line
 from ortet.journal.events import Event
 from ortet.journal.kinds.event_kind import (
+    LONG_CHARS,
+    SHORT_CHARS,
+    BriefingItems,
     BriefingSectionSpec,
     EventData,
     EventKind,
+    FailedAction,
+    PendingApproval,
     ReasonText,
     always,
     progress_text,
     short_id,
-)
-from ortet.journal.reports.briefing_items import (
-    LONG_CHARS,
-    SHORT_CHARS,
-    BriefingItems,
-    FailedAction,
-    PendingApproval,
 )
 from ortet.journal.state.records import Approval, Artifact, Effect, answer_approval
 from ortet.journal.state.state import SessionState

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from ortet.journal.events import Event
-from ortet.journal.kinds.event_kind import BriefingSectionSpec, EventData, EventKind
-from ortet.journal.reports.briefing_items import BriefingItems
+from ortet.journal.kinds.event_kind import BriefingItems, BriefingSectionSpec, EventData, EventKind
 from ortet.journal.state.state import SessionState
 
 

@@ -12,6 +12,9 @@ from ortet.journal.conversation.text import clip, message_text, one_line, text_o
 from ortet.journal.conversation.tool_calls import unanswered_calls
 from ortet.journal.events import Event
 from ortet.journal.kinds.event_kind import (
+    LONG_CHARS,
+    SHORT_CHARS,
+    BriefingItems,
     BriefingSectionSpec,
     EventData,
     EventKind,
@@ -20,7 +23,6 @@ from ortet.journal.kinds.event_kind import (
     progress_text,
     text_field,
 )
-from ortet.journal.reports.briefing_items import LONG_CHARS, SHORT_CHARS, BriefingItems
 from ortet.journal.state.records import Message, NoteRecord, Question, message_of
 from ortet.journal.state.state import SessionState
 

@@ -10,8 +10,14 @@ import msgspec
 
 from ortet.journal.conversation.text import clip, one_line
 from ortet.journal.events import Event
-from ortet.journal.kinds.event_kind import BriefingSectionSpec, EventData, EventKind
-from ortet.journal.reports.briefing_items import LONG_CHARS, SHORT_CHARS, BriefingItems
+from ortet.journal.kinds.event_kind import (
+    LONG_CHARS,
+    SHORT_CHARS,
+    BriefingItems,
+    BriefingSectionSpec,
+    EventData,
+    EventKind,
+)
 from ortet.journal.state.records import (
     BROWSER,
     BrowserState,

@@ -10,13 +10,13 @@ import msgspec
 from ortet.journal.events import Event
 from ortet.journal.kinds.budget import add_spent
 from ortet.journal.kinds.event_kind import (
+    BriefingItems,
     BriefingSectionSpec,
     EventData,
     EventKind,
     always,
     progress_text,
 )
-from ortet.journal.reports.briefing_items import BriefingItems
 from ortet.journal.state.state import SessionState
 
 

@@ -10,6 +10,9 @@ import msgspec
 from ortet.journal.conversation.text import clip, one_line, text_of
 from ortet.journal.events import Event
 from ortet.journal.kinds.event_kind import (
+    LONG_CHARS,
+    SHORT_CHARS,
+    BriefingItems,
     BriefingSectionSpec,
     EventData,
     EventKind,
@@ -17,7 +20,6 @@ from ortet.journal.kinds.event_kind import (
     progress_text,
     text_field,
 )
-from ortet.journal.reports.briefing_items import LONG_CHARS, SHORT_CHARS, BriefingItems
 from ortet.journal.state.records import Decision
 from ortet.journal.state.state import SessionState
 

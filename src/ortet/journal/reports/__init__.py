@@ -2,7 +2,6 @@
 
 - `briefing.make_briefing`: the state of an agent as Markdown and data, within a number of tokens.
   The event kinds define its sections, their lines and their worth.
-- `briefing_items.BriefingItems`: what a briefing can show.
 - `progress.ProgressLog`: the plan with outcomes, and a log of actions.
 - `checkpoint.AgentCheckpoint`: the portable JSON record, with a published schema.
 

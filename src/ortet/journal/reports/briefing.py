@@ -19,9 +19,8 @@ from ortet.journal.conversation.text import (
     estimate_tokens,
     one_line,
 )
-from ortet.journal.kinds.event_kind import BriefingSectionSpec
+from ortet.journal.kinds.event_kind import LONG_CHARS, BriefingItems, BriefingSectionSpec
 from ortet.journal.kinds.registry import EVENT_KINDS
-from ortet.journal.reports.briefing_items import LONG_CHARS, BriefingItems
 
 _MAX_SECTION_ITEMS = 60
 """Largest number of items of a section. Briefings never have room for more."""

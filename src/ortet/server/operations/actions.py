@@ -24,8 +24,8 @@ from ortet.server.schemas import (
 from ortet.sessions.actions.actions import KeyScope, Replay
 from ortet.sessions.actions.approvals import pending_approvals
 from ortet.sessions.actions.effects import Intent
+from ortet.sessions.conversation_state import unsettled_of
 from ortet.sessions.reader import SessionReader
-from ortet.sessions.recollect import unsettled_of
 from ortet.sessions.session import Session
 
 State = Literal["begun", "done", "failed", "unsettled"]

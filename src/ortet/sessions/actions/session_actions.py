@@ -20,7 +20,7 @@ from ortet.sessions.actions.actions import (
 from ortet.sessions.actions.approvals import approvals_of
 from ortet.sessions.actions.effects import Intent
 from ortet.sessions.context import SessionContext
-from ortet.sessions.recollect import known_effects, unsettled_of
+from ortet.sessions.conversation_state import known_effects, unsettled_of
 from ortet.sessions.writing.pipeline import VerbPipeline, need_writer
 
 

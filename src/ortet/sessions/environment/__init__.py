@@ -5,8 +5,8 @@ Start with `tracker.py`: when the environment is probed and recorded.
 - `probe`, `git_state` and `rooted`: read packages, hosts, resolver and git state of a machine;
 - `variables`: environment variables of commands, recorded and restored;
 - `environments`: the recorded environment now and at a commit;
-- `outside` (the facet) and `external_state`: collaborations, rate limits, tokens and browsers;
-- `traces`: rows about these, which are removed or erased with a session;
+- `external_state`: collaborations, rate limits, tokens and browsers, and their facet;
+- `removal_rows`: catalog rows that are removed or erased with a session;
 - `handover`: files for the next worker.
 
 Invariants: a probe does not trust the workspace. On the host it runs no program that the workspace

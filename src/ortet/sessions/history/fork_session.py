@@ -12,6 +12,7 @@ from ortet.ids import Oid, from_hex
 from ortet.journal.events import Draft, Event, Tip
 from ortet.journal.kinds.registry import kind_of
 from ortet.objects.base import Kind
+from ortet.sessions.history.event_commit import commit_at
 from ortet.sessions.history.forking import (
     ForkingSessions,
     ForkParent,
@@ -23,7 +24,6 @@ from ortet.sessions.history.forking import (
     fork_state_only,
 )
 from ortet.sessions.history.load import row_on_new_timeline, start_of
-from ortet.sessions.history.rewind import commit_at
 from ortet.sessions.profiles import find_profile
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session

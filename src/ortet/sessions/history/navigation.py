@@ -260,7 +260,7 @@ class Navigation:
     def _undo_or_redo(
         self, direction: UndoDirection, n: int, dry_run: bool, *, by: UndoUnit = "move"
     ) -> UndoResult:
-        from ortet.sessions.history.rewind import find_turn_start
+        from ortet.sessions.history.event_commit import find_turn_start
         from ortet.workspaces.undo import UndoFiles, plan_undo
 
         require(POSITIVE_COUNT, n=n)

@@ -21,13 +21,13 @@ from ortet.machines.base import Loss
 from ortet.sessions.environment.environments import environment_at_commit
 from ortet.sessions.environment.external_state import surviving_collaborations
 from ortet.sessions.history.compare import between_images
+from ortet.sessions.history.event_commit import find_turn_start
 from ortet.sessions.history.load import is_bookkeeping_event
 from ortet.sessions.history.restore_report import (
     count_left_events,
     effects_since_commit,
     unavailable_secrets,
 )
-from ortet.sessions.history.rewind import find_turn_start
 from ortet.sessions.profiles import DEFAULT_OPTIONS
 from ortet.sessions.session import Session
 from ortet.sessions.starting import NO_FILES, check_fits

@@ -31,8 +31,8 @@ from ortet.sessions.actions.actions import (
 from ortet.sessions.actions.budget import SessionBudget
 from ortet.sessions.actions.budget_math import Amounts, BudgetLimits
 from ortet.sessions.actions.effects import EffectLog, outcome_of
+from ortet.sessions.history.event_commit import commit_at
 from ortet.sessions.history.navigation import Navigation
-from ortet.sessions.history.rewind import commit_at
 from ortet.sessions.lifecycle import Lifecycle
 from ortet.sessions.machine.session_files import replaying
 from ortet.sessions.table import ACTIVE

@@ -18,7 +18,7 @@ from ortet.history.records import Commit, JournalHead
 from ortet.ids import Oid, from_hex, to_hex
 from ortet.machines.base import Report
 from ortet.objects.base import Kind
-from ortet.sessions.history.rewind import commit_at, contains_journal
+from ortet.sessions.history.event_commit import commit_at, contains_journal
 from ortet.store.sweep_retry import run_with_sweep_retry
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ its own and shared ones, how it publishes facts, and contradictions. Then:
 
 - `shared_scopes`: the shared memories of agents, users and projects, each an event log;
 - `recall`: search over events of sessions and scopes;
-- `context`: model context with recalled facts, and working memory;
+- `context`: model context with recalled facts, working memory, and the briefing for the next
+  worker;
 - `episodes` and `consolidate`: summaries of what happened, and facts extracted from them;
-- `briefing`: the mental state for the next worker;
 - `report`: Markdown, differences between commits.
 
 Invariants: a fact is an event; retracting it is an event too, and both stay recorded. A shared fact

@@ -1,29 +1,47 @@
-"""Model context with memory: the conversation, then recalled facts, episodes and messages."""
+"""What a model or the next worker is told of a session.
+
+The context of a model call has the conversation, then recalled facts, episodes and messages. The
+briefing has the whole mental state within a number of tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ortet.errors import Invalid
-from ortet.journal.conversation.context import ModelContext
+from ortet.journal.conversation.context import ModelContext, newest_first
 from ortet.journal.conversation.text import TokenCounter, message_tokens, one_line
-from ortet.journal.conversation.tool_calls import unanswered_calls
+from ortet.journal.conversation.tool_calls import unanswered_calls, without_obsolete_results
+from ortet.journal.environment import environment_lines
 from ortet.journal.kinds.actions import effect_label
-from ortet.journal.state.records import Fact, Message, ToolCall
+from ortet.journal.kinds.event_kind import BriefingItems, FailedAction, PendingApproval
+from ortet.journal.reports.briefing import Briefing, make_briefing
+from ortet.journal.state.records import Artifact, Effect, Fact, Message, ToolCall
 from ortet.memory.working import WorkingMemory, WorkingNote, cache_key, read_through
-from ortet.sessions.memory.facts import fact_in, shared_scopes_of
-from ortet.sessions.memory.recall import recall_in
-from ortet.sessions.recollect import (
+from ortet.sessions.actions.accounting import Accounting
+from ortet.sessions.actions.approvals import approvals_of
+from ortet.sessions.actions.ledger import EffectRow
+from ortet.sessions.context import SessionContext
+from ortet.sessions.conversation_state import (
     context_of,
+    known_effects,
+    last_compaction,
     last_messages,
+    live_notes,
     open_questions,
     unseen_effects,
     unsettled_of,
 )
+from ortet.sessions.environment.environments import recorded_environments
+from ortet.sessions.environment.external_state import collaborations_of, windows_of
+from ortet.sessions.memory.facts import believed_facts, fact_in, shared_scopes_of
+from ortet.sessions.memory.recall import recall_in
 from ortet.sessions.times import day
+from ortet.sessions.writing.pipeline import VerbPipeline
 
 if TYPE_CHECKING:
     from ortet.sessions.context import SessionContext
@@ -219,3 +237,73 @@ def _work_state(view: SessionContext) -> list[str]:
         for one in open_questions(view.state)
     ]
     return lines
+
+
+# The briefing of a session: its mental state for the next worker.
+
+
+_BRIEFING_MESSAGES = 10
+"""Highest number of messages in a briefing."""
+
+
+def briefing_of(
+    view: SessionContext, pipeline: VerbPipeline | None, tokens: int, count: TokenCounter
+) -> Briefing:
+    """Return the briefing; see `SessionMemory.briefing`."""
+    mind, past = view.state, last_compaction(view)
+    core, accounting = mind.core, Accounting(view, pipeline)
+    known_rows = {effect_row.effect.id: effect_row for effect_row in known_effects(view)}
+    effects = sorted(
+        (_current_effect(effect, known_rows) for effect in mind.effects), key=lambda e: e.begun
+    )
+    facts = believed_facts(view)
+    newest = newest_first(view.events, core.since, core.events, superseded=core.aside)
+    known = BriefingItems(
+        name=view.name,
+        status=view.status,
+        state=mind,
+        done=[effect for effect in effects if effect.state == "done"],
+        failed=[FailedAction(e, _error(e, known_rows)) for e in effects if e.state == "failed"],
+        lessons=[fact for fact in facts if fact.lesson],
+        facts=[fact for fact in facts if not fact.lesson],
+        questions=sorted(open_questions(mind), key=lambda question: question.seq),
+        artifacts=_latest(mind.artifacts),
+        unsettled=unsettled_of(view),
+        elsewhere=unseen_effects(view),
+        approvals=[
+            PendingApproval(a.id, a.what, a.why)
+            for a in approvals_of(view.store.catalog, view.id, mind)
+            if a.state == "asked"
+        ],
+        limits=accounting.limits(),
+        left=accounting.budget_left(),
+        spent=accounting.spent(),
+        notes=live_notes(mind, view.now()),
+        summary=past.summary if past else "",
+        messages=without_obsolete_results(list(islice(newest, _BRIEFING_MESSAGES))[::-1]),
+        collaborations=sorted(collaborations_of(view), key=lambda one: one.seq),
+        windows=[window for window in windows_of(view) if not window.full],
+        tokens=list(mind.tokens),
+        environment=environment_lines(*recorded_environments(view)),
+    )
+    return make_briefing(known, tokens, count)
+
+
+def _current_effect(effect: Effect, effects: Mapping[str, EffectRow]) -> Effect:
+    """Return the effect with the state that the family's row has."""
+    effect_row = effects.get(effect.id)
+    if effect_row is None:
+        return effect
+    known = effect_row.effect
+    return msgspec.structs.replace(effect, state=known.state, command=known.command)
+
+
+def _error(effect: Effect, effects: Mapping[str, EffectRow]) -> str:
+    effect_row = effects.get(effect.id)
+    return effect_row.error if effect_row else ""
+
+
+def _latest(artifacts: Iterable[Artifact]) -> list[Artifact]:
+    """Return the last version of each artifact, in the order they were made."""
+    found = {artifact.name: artifact for artifact in artifacts}
+    return sorted(found.values(), key=lambda artifact: artifact.seq)

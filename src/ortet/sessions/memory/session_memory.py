@@ -22,6 +22,7 @@ from ortet.journal.events import Event
 from ortet.journal.state.merge import Contradiction
 from ortet.journal.state.records import Episode, Fact, Message, SourceEventRef
 from ortet.sessions.context import SessionContext
+from ortet.sessions.conversation_state import context_of
 from ortet.sessions.memory.episodes import episode_data, last_episode_seq
 from ortet.sessions.memory.facts import (
     believed_facts,
@@ -34,7 +35,6 @@ from ortet.sessions.memory.facts import (
     superseded_chain,
 )
 from ortet.sessions.memory.shared_scopes import SharedScope, check_scope
-from ortet.sessions.recollect import context_of
 from ortet.sessions.results import RecallHit, fact_id
 from ortet.sessions.times import Moment, ns_of
 from ortet.sessions.writing.pipeline import VerbPipeline, need_writer
@@ -353,7 +353,7 @@ class SessionMemory:
             count: counts the tokens of a text.
         """
         require(CALLABLE, count=count)
-        from ortet.sessions.memory.briefing import briefing_of
+        from ortet.sessions.memory.context import briefing_of
 
         return briefing_of(self._context, self._pipeline, tokens, count)
 

@@ -15,9 +15,9 @@ from ortet.journal.kinds.registry import kind_of
 from ortet.journal.state.records import Message
 from ortet.sessions.context import SessionContext
 from ortet.sessions.conversation import Conversation
+from ortet.sessions.conversation_state import live_notes
 from ortet.sessions.history.load import is_bookkeeping_event
 from ortet.sessions.memory.facts import believed_facts
-from ortet.sessions.recollect import live_notes
 from ortet.store.signing import store_signer
 
 if TYPE_CHECKING:

@@ -29,9 +29,7 @@ from ortet.sessions.actions.effects import carried_effect_rows
 from ortet.sessions.actions.ledger import EffectRow, ledgers_of
 from ortet.sessions.context import SessionContext, SessionServices
 from ortet.sessions.conversation import Conversation
-from ortet.sessions.environment.external_state import collaborations_of, windows_of
-from ortet.sessions.memory.facts import believed_facts
-from ortet.sessions.recollect import (
+from ortet.sessions.conversation_state import (
     known_effects,
     last_compaction,
     live_notes,
@@ -39,6 +37,8 @@ from ortet.sessions.recollect import (
     system_messages,
     unsettled_of,
 )
+from ortet.sessions.environment.external_state import collaborations_of, windows_of
+from ortet.sessions.memory.facts import believed_facts
 from ortet.sessions.starting import InitialContent
 from ortet.sessions.table import SessionRow, check_agent, check_session
 

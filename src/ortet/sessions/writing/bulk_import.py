@@ -24,8 +24,8 @@ from ortet.sessions.actions.ledger import (
     effect_change,
     ledgers_of,
 )
+from ortet.sessions.history.event_commit import commit_at
 from ortet.sessions.history.fork_session import fork_at
-from ortet.sessions.history.rewind import commit_at
 from ortet.sessions.writing.large_events import EventInput, drafts_of, is_large
 from ortet.store.sweep_retry import run_with_sweep_retry
 

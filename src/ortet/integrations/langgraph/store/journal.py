@@ -31,7 +31,7 @@ from ortet.integrations.langgraph.store.items import (
     row_of,
 )
 from ortet.journal.events import Draft, Event, Tip
-from ortet.sessions.environment.traces import adapter_row_kind, drop_adapter_rows
+from ortet.sessions.environment.removal_rows import adapter_row_kind, drop_adapter_rows
 from ortet.sessions.history.load import load_event_log
 from ortet.sessions.table import ARCHIVED, CLOSED, SessionRow
 

@@ -1,4 +1,7 @@
-"""Reports from a journal for the next worker: compaction and model context."""
+"""Reads the state of a conversation: messages, compactions, questions, notes and open effects.
+
+The functions take a context, so that a reader and an open session share them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows about external state that belong to a session: which are removed or erased with it."""
+"""Catalog rows that are removed or erased with a session.
+
+They repeat content of its events: external state, turns, swarms, and indexes of adapters.
+"""
 
 from __future__ import annotations
 
