@@ -1,17 +1,23 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 from agents import Runner
+from tests.fixtures.waiting import WAIT, eventually
 from tests.integrations.openai_agents.model import agent
 
 import ortet
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.hub.hub import Hub
 from ortet.integrations.openai_agents import OrtetSession
+
+ITEMS: list[Any] = [{"role": "user", "content": "again"}, {"role": "user", "content": "and more"}]
 
 
 def run(call: Any) -> Any:
@@ -116,6 +122,73 @@ def test_clear_session_removes_the_branches_of_the_session(hub: Hub) -> None:
     assert (session.branch, run(session.get_items())) == ("main", [])
     assert [one["branch_id"] for one in run(session.list_branches())] == ["main", "1"]
     assert len(users(session, "1")) == 2
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_an_object_on_a_cleared_branch_goes_on_in_the_cleared_session(
+    hub: Hub, store: Path, elsewhere: bool
+) -> None:
+    session = talked(hub, 2)
+    run(session.create_branch_from_turn(2, "one"))
+    with ortet.open(store) if elsewhere else nullcontext(hub) as other:
+        second = OrtetSession("chat", other, branch="one")
+        assert users(second) == ["question 0"]
+        run(session.clear_session())
+        assert (users(second), second.branch) == ([], "main")
+        run(second.add_items([{"role": "user", "content": "anew"}]))
+        assert users(session) == users(second) == ["anew"]
+        assert [one["branch_id"] for one in run(second.list_branches())] == ["main"]
+
+
+def test_a_cleared_branch_is_left_by_every_call(hub: Hub) -> None:
+    def on_cleared_branch() -> OrtetSession:
+        name = f"b{next(numbers)}"
+        run(session.create_branch_from_turn(1, name))
+        second = OrtetSession("chat", hub, branch=name)
+        run(session.clear_session())
+        run(session.add_items(ITEMS))
+        return second
+
+    numbers, session = count(), talked(hub, 1)
+    assert run(on_cleared_branch().pop_item()) == ITEMS[-1]
+    assert run(on_cleared_branch().get_items(1)) == ITEMS[-1:]
+    assert len(run(on_cleared_branch().get_conversation_turns())) == 2
+    assert run(on_cleared_branch().create_branch_from_turn(1, "next")) == "next"
+    second = on_cleared_branch()
+    run(second.clear_session())
+    assert run(session.get_items()) == []
+
+
+def test_items_that_wait_for_a_branch_while_it_is_cleared_go_to_main(hub: Hub, store: Path) -> None:
+    session = talked(hub, 1)
+    run(session.create_branch_from_turn(1, "one"))
+    conversation = session._conversation
+    with ortet.open(store) as other:
+        second = OrtetSession("chat", other, branch="one")
+        adding = Thread(target=lambda: run(second.add_items(ITEMS)))
+        with conversation.pool.writing("chat/one"):
+            adding.start()
+            branch = conversation.pool._open_sessions["chat/one"]
+            eventually(lambda: branch.is_requested)
+            conversation.close_branch("chat/one", cleared=True)
+        adding.join(WAIT)
+        assert second.branch == "main"
+    run(session.switch_to_branch("main"))
+    assert users(session) == ["question 0", "again", "and more"]
+
+
+def test_an_object_on_a_deleted_branch_is_told_to_switch(hub: Hub) -> None:
+    session = talked(hub, 1)
+    run(session.create_branch_from_turn(1, "one"))
+    second = OrtetSession("chat", hub, branch="one")
+    run(session.delete_branch("one", force=True))
+    for call in (second.get_items, second.pop_item, second.get_conversation_turns):
+        with pytest.raises(NotFound, match="'one' was deleted"):
+            run(call())
+    with pytest.raises(NotFound, match="'one' was deleted"):
+        run(second.add_items(ITEMS))
+    run(second.switch_to_branch("main"))
+    assert users(second) == ["question 0"]
 
 
 def test_turns_tools_and_usage_are_counted_by_branch(hub: Hub) -> None:

@@ -131,11 +131,7 @@ class ConversationBranches:
                     f"{branch!r} is the current branch: switch to another, or give force=True",
                 )
             conversation.switch(MAIN_BRANCH, conversation.name)
-        self._close(name)
-
-    def _close(self, name: str) -> None:
-        with self._conversation.pool.writing(name, create=False) as session:
-            session.finish("branch deleted")
+        conversation.close_branch(name)
 
     def _list_branches(self) -> list[dict[str, Any]]:
         conversation = self._conversation
@@ -167,6 +163,6 @@ class ConversationBranches:
             if conversation.read(
                 lambda view: bool(view.conversation.notes().get(BRANCH_NOTE)), name
             ):
-                self._close(name)
+                conversation.close_branch(name, cleared=True)
         conversation.switch(MAIN_BRANCH, conversation.name)
         conversation.clear()

@@ -15,7 +15,7 @@ from threading import Lock, Thread
 from typing import Any, TypeVar
 
 from ortet._util.validation import check_text
-from ortet.errors import Invalid, NotFound
+from ortet.errors import Conflict, Invalid, NotFound
 from ortet.hub.hub import Hub
 from ortet.integrations._shared.messages import (
     append_messages,
@@ -209,6 +209,8 @@ class OpenAIConversation:
             NotFound: "no_branch" if there is no such branch.
         """
         if branch is None or branch == self.branch:
+            self._leave_closed_branch()
+        if branch is None or branch == self.branch:
             return self._current_name
         if branch == MAIN_BRANCH:
             return self.name
@@ -224,6 +226,40 @@ class OpenAIConversation:
         """Make a branch the current one; `name` is its Ortet session."""
         self.branch, self._current_name = branch, name
         self.open_calls = set()
+
+    def _leave_closed_branch(self) -> None:
+        """Switch to main if `clear_session` of another object has closed the current branch.
+
+        Raises:
+            NotFound: "no_branch" if the current branch was deleted.
+        """
+        if self.branch == MAIN_BRANCH:
+            return
+        with self.pool.hub() as hub:
+            row = hub.internals.session_manager.table.find(self.pool.agent, self._current_name)
+        if row is not None and row.status not in (CLOSED, ARCHIVED):
+            return
+        if row is not None:
+            with self.pool.reading(self._current_name) as view:
+                note = view.conversation.notes().get(BRANCH_NOTE)
+            if isinstance(note, dict) and note.get("cleared"):
+                self.switch(MAIN_BRANCH, self.name)
+                return
+        raise NotFound(
+            "no_branch", f"branch {self.branch!r} was deleted: switch_to_branch('main') goes on"
+        )
+
+    def close_branch(self, name: str, *, cleared: bool = False) -> None:
+        """Close the session of a branch.
+
+        Other objects that are on the branch go on with main if it was `cleared`. If the branch was
+        deleted, their next call fails, because main is another conversation then.
+        """
+        with self.pool.writing(name, create=False) as session:
+            note = session.conversation.notes().get(BRANCH_NOTE)
+            if cleared and isinstance(note, dict):
+                session.note(BRANCH_NOTE, {**note, "cleared": True})
+            session.finish("branch deleted")
 
     def forks(self) -> list[tuple[str, str]]:
         """Return the session name and branch id of each branch except main."""
@@ -254,7 +290,10 @@ class OpenAIConversation:
     def add(self, items: list[Any]) -> None:
         """Append all items or none to the current branch."""
         messages = messages_of(items)
-        writing = self.pool.writing(self._current_name, **self._options)
+        self._on_current_branch(lambda name: self._add(name, items, messages))
+
+    def _add(self, name: str, items: list[Any], messages: list[dict[str, Any]]) -> None:
+        writing = self.pool.writing(name, **self._options)
         with report_invalid_value("item", items), writing as session:
             if calling := session.internals.state.core.calling:
                 known = {message.get("tool_call_id") for message in messages} | self.open_calls
@@ -293,20 +332,37 @@ class OpenAIConversation:
 
     # Access to the session.
 
-    def write(self, verb: Callable[[Session], T], name: str = "") -> T | None:
-        """Run `verb` on the session; return None if the session does not exist."""
-        try:
-            with self.pool.writing(name or self._current_name, create=False) as session:
+    def write(self, verb: Callable[[Session], T]) -> T | None:
+        """Run `verb` on the session of the current branch; None if the session does not exist."""
+
+        def run(name: str) -> T:
+            with self.pool.writing(name, create=False) as session:
                 return verb(session)
+
+        try:
+            return self._on_current_branch(run)
         except NotFound as error:
             if error.kind != "no_session":
                 raise
             return None
 
+    def _on_current_branch(self, call: Callable[[str], T]) -> T:
+        """Call with the session name of the current branch.
+
+        Another object may close the branch while this one waits for its session.
+        """
+        name = self.session_name()
+        try:
+            return call(name)
+        except Conflict as error:
+            if error.kind != "session_closed" or self.session_name() == name:
+                raise
+            return call(self._current_name)
+
     def read(self, verb: Callable[[SessionReader], T], name: str = "") -> T | None:
         """Run `verb` on a view of the session; return None if the session does not exist."""
         try:
-            with self.pool.reading(name or self._current_name) as view:
+            with self.pool.reading(name or self.session_name()) as view:
                 return verb(view)
         except NotFound as error:
             if error.kind != "no_session":

@@ -144,8 +144,8 @@ class OrtetSession:
     async def clear_session(self) -> None:
         """Clear the context and switch to main. Facts, decisions and spending stay.
 
-        All branches that `create_branch_from_turn` made are closed. The messages stay in the
-        journal; `s.conversation.dropped()` returns them.
+        All branches that `create_branch_from_turn` made are closed; other objects that are on one
+        go on with main. The messages stay in the journal; `s.conversation.dropped()` returns them.
         """
         await self._branches.clear_session()
 
@@ -204,6 +204,8 @@ class OrtetSession:
 
     async def delete_branch(self, branch_id: str, force: bool = False) -> None:
         """Close a branch. Its name stays taken, and `hub.get` still reads it.
+
+        Calls of other objects that are on the branch then raise NotFound, until they switch.
 
         Args:
             branch_id: The branch; main cannot be deleted.
