@@ -9,9 +9,8 @@ from pathlib import Path
 import memory_metrics as metrics
 from measure import Sample, now
 from memory_talk import Dialogue
-from ortet.memory.lexical.candidates import SearchEffort
 from ortet.memory.lexical.index import SqliteWordIndex
-from ortet.memory.lexical.search import search
+from ortet.memory.lexical.search import SearchEffort, search
 from ortet.memory.records import EventSpan, MemoryDocument, Query
 from ortet.memory.records import TimelinePath as Visible
 

@@ -81,12 +81,7 @@ SUBJECTS = [
         "conformance/test_catalog.py",
         "claim_lease check_lease find_lease expiry",
     ),
-    Subject(
-        "merge",
-        "history/merge/tree_merge.py",
-        "history/merge/test_tree_merge.py history/merge/test_mergefile.py "
-        "history/merge/test_mergelinks.py",
-    ),
+    Subject("merge", "history/merge/tree_merge.py", "history/merge/test_tree_merge.py"),
     Subject(
         "merge",
         "history/merge/text_merge.py",

@@ -18,8 +18,7 @@ from ortet.history.references import references
 from ortet.history.refs import Ref, is_ref_name, ref_text
 from ortet.history.transfer import bundle
 from ortet.history.transfer.bundle import BundleImport, Progress
-from ortet.history.transfer.bundle_file import BundleFile
-from ortet.history.transfer.bundle_limits import BundleLimits
+from ortet.history.transfer.bundle_file import BundleFile, BundleLimits
 from ortet.history.transfer.copy_missing import ObjectCopyReport, copy_missing
 from ortet.ids import Oid, to_hex
 from ortet.objects.base import Kind

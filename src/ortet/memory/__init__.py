@@ -4,7 +4,7 @@ Entry point: `library.Library`. `Library.search` adds missing documents to the i
 it. The protocols in `base` separate the search from its storage, which is a SQLite file or
 PostgreSQL.
 
-- `records`: documents, queries and results. `index_rows`: rows and document ids of the word index.
+- `records`: documents, queries and results; rows and document ids of the word index.
 - `working`: cached working memory of a session.
 - `lexical`: word index, BM25 search and visibility rules.
 - `vectors`: vectors by hash of text, and the thread that computes them.

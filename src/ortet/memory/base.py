@@ -13,10 +13,9 @@ from ortet.memory.records import EventSpan, FactEnd, MemoryDocument, Tier
 if TYPE_CHECKING:
     from ortet.ids import Clock
     from ortet.memory.embedders.base import Embedder
-    from ortet.memory.index_rows import DocumentRow, FactEndRow, IndexPosition
     from ortet.memory.lexical.tokenizer import Tokenizer
     from ortet.memory.lexical.visible_documents import VisibleDocuments
-    from ortet.memory.records import ReadDocuments
+    from ortet.memory.records import DocumentRow, FactEndRow, IndexPosition, ReadDocuments
 
 
 class IndexPage(NamedTuple):

@@ -6,26 +6,37 @@ import stat
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ortet.history.merge.text_merge import Favor
+from ortet._util.codec import encode
+from ortet.history.merge.text_merge import Favor, TextMerge
 from ortet.history.merge.tree_merge import (
     MAX_MERGE_TEXT_BYTES,
+    EntryMerge,
     FileConflict,
     MergedImage,
+    merge_file,
     merge_images,
+    merge_metadata,
+    only_times_changed,
 )
 from ortet.history.records import Image, System, TreeEntry
+from ortet.history.references import read_hardlinks
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
-from ortet.objects.base import ObjectStore
+from ortet.objects.base import Kind, ObjectStore
 from ortet.objects.blobs import read_file
 
 MakeRoot = Callable[..., TreeEntry]
 Spec = dict[str, Any]
 REUSED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+Merge = Callable[..., tuple[dict[str, str], list[str]]]
+
+ENTRY = TreeEntry(b"f", stat.S_IFREG | 0o644, 10, size=1, data=b"1" * 32)
 
 
 class Bench:
@@ -380,3 +391,233 @@ def test_results_of_a_merge_cannot_be_changed_in_place(bench: Bench) -> None:
         merged.conflicts = []  # type: ignore[misc]
     with pytest.raises(AttributeError):
         merged.conflicts[0].path = ""  # type: ignore[misc]
+
+
+@pytest.fixture
+def merge(trees: Trees, objects: ObjectStore, make_root: Callable[..., TreeEntry]) -> Merge:
+    """merge("a=b:1 c:2", ours, theirs): groups joined by =, after : the content of all.
+
+    In contents | is a newline. Returns path -> content, and the groups of the result.
+    """
+
+    def image(text: str) -> Image:
+        spec: dict[str, Any] = {}
+        groups: list[list[bytes]] = []
+        for part in text.split():
+            names, content = part.split(":")
+            spec |= dict.fromkeys(names.split("="), content.replace("|", "\n").encode())
+            if "=" in names:
+                groups.append(sorted(name.encode() for name in names.split("=")))
+        links = objects.put(Kind.META, encode(sorted(groups))) if groups else b""
+        return Image(make_root(spec), links=links)
+
+    def run(
+        base: str | None, ours: str, theirs: str, favor: Favor | None = None
+    ) -> tuple[dict[str, str], list[str]]:
+        merged = merge_images(
+            trees,
+            objects,
+            base=None if base is None else image(base),
+            ours=image(ours),
+            theirs=image(theirs),
+            favor=favor,
+        ).image
+        found = {
+            path.decode(): b"".join(read_file(objects, entry)).decode()
+            for path, entry in trees.walk(merged.root)
+            if not entry.is_dir
+        }
+        groups = read_hardlinks(objects, merged.links)
+        return found, [b"=".join(group).decode() for group in groups]
+
+    return run
+
+
+def test_a_merge_without_hardlinks_has_no_groups(merge: Merge) -> None:
+    assert merge("a:1", "a:1", "a:2") == ({"a": "2"}, [])
+
+
+def test_unchanged_groups_stay(merge: Merge) -> None:
+    assert merge("a=b:1", "a=b:1 x:1", "a=b:1 y:1")[1] == ["a=b"]
+
+
+def test_a_hardlink_group_written_by_theirs_stays_one_file(merge: Merge) -> None:
+    assert merge("a=b:1", "a=b:1 x:1", "a=b:2") == ({"a": "2", "b": "2", "x": "1"}, ["a=b"])
+
+
+def test_a_hardlink_added_by_either_side_is_kept(merge: Merge) -> None:
+    assert merge("a:1", "a=b:1", "a:1 x:1")[1] == ["a=b"]
+    assert merge("a:1", "a:1 x:1", "a=b:1")[1] == ["a=b"]
+    assert merge("a=b:1", "a=b=c:1", "a=b=d:1")[1] == ["a=b=c=d"]
+
+
+def test_a_new_hardlink_follows_the_content_written_by_the_other_side(merge: Merge) -> None:
+    assert merge("a:1", "a=b:1", "a:2") == ({"a": "2", "b": "2"}, ["a=b"])
+    assert merge("a:1", "a:2", "a=b:1") == ({"a": "2", "b": "2"}, ["a=b"])
+
+
+def test_a_hardlink_broken_by_one_side_stays_broken(merge: Merge) -> None:
+    assert merge("a=b:1", "a:1 b:2", "a=b:1 x:1") == ({"a": "1", "b": "2", "x": "1"}, [])
+    assert merge("a=b=c:1", "a=b=c:1 x:1", "a=c:1 b:2")[1] == ["a=c"]
+    assert merge("a=b:1", "a=b:1", "a:1 b:1")[1] == []
+
+
+def test_deleted_names_leave_their_group(merge: Merge) -> None:
+    assert merge("a=b=c:1", "a=b=c:1 x:1", "a=b:1")[1] == ["a=b"]
+    assert merge("a=b:1", "a=b:1 x:1", "a:1")[1] == []
+
+
+def test_a_hardlinked_file_changed_on_both_sides_keeps_ours_under_all_names(merge: Merge) -> None:
+    """A conflict: ours stays, under all names, as one file."""
+    assert merge("a=b:1", "a=b:2", "a=b:3") == ({"a": "2", "b": "2"}, ["a=b"])
+
+
+def test_text_merged_inside_a_hardlink_group_stays_one_file(merge: Merge) -> None:
+    text = "A\n2\nC"
+    assert merge("a=b:1|2|3", "a=b:A|2|3", "a=b:1|2|C") == ({"a": text, "b": text}, ["a=b"])
+
+
+def test_without_a_base_the_hardlink_groups_of_both_sides_stay(merge: Merge) -> None:
+    assert merge(None, "a=b:1", "c=d:2")[1] == ["a=b", "c=d"]
+
+
+def test_hardlink_groups_follow_a_renamed_directory(merge: Merge) -> None:
+    assert merge("d/a=d/b:1", "d/a=d/b:1 x:1", "e/a=e/b:1")[1] == ["e/a=e/b"]
+
+
+def test_first_name_of_a_group_may_be_deleted(merge: Merge) -> None:
+    assert merge("a=b:1", "a=b:1 x:1", "b:1") == ({"b": "1", "x": "1"}, [])
+
+
+@pytest.mark.parametrize("kept", ["a", "b"])
+def test_deleted_name_that_favor_brings_back_is_linked_again(merge: Merge, kept: str) -> None:
+    """Our side says nothing about the link: it has only one of the two names."""
+    found = merge("a=b:1", f"{kept}:1", "a=b:2", "theirs")
+    assert found == ({"a": "2", "b": "2"}, ["a=b"])
+
+
+def test_groups_that_both_sides_kept_stay_beside_new_groups(merge: Merge) -> None:
+    same = "a=b:1 c=d:2 e=f:3"
+    _, groups = merge(same, f"{same} g=h:4", f"{same} i=j:5")
+    assert groups == ["a=b", "c=d", "e=f", "g=h", "i=j"]
+
+
+@pytest.mark.parametrize("old", ["a", "d"])
+def test_new_names_follow_a_written_file_through_a_chain_of_links(merge: Merge, old: str) -> None:
+    found, groups = merge(f"{old}:1", "a=b=c=d:1", "a=b=c=d:2")
+    assert found == dict.fromkeys("abcd", "2")
+    assert groups == ["a=b=c=d"]
+
+
+def test_link_between_two_files_that_the_other_side_wrote_loses_neither(merge: Merge) -> None:
+    assert merge("a:1 b:1", "a:2 b:3", "a=b:1") == ({"a": "2", "b": "3"}, [])
+    found, groups = merge("a:1 b:1 c:1 d:1", "a:2 b:3 c:1 d:1", "a=b:1 c=d:1")
+    assert found == {"a": "2", "b": "3", "c": "1", "d": "1"}
+    assert groups == ["c=d"]
+
+
+def changed(entry: TreeEntry = ENTRY, **fields: Any) -> TreeEntry:
+    return msgspec.structs.replace(entry, **fields)
+
+
+def no_text(base: TreeEntry, ours: TreeEntry, theirs: TreeEntry) -> TextMerge | None:
+    return None
+
+
+def merge_entries(
+    base: TreeEntry | None, ours: TreeEntry, theirs: TreeEntry, **options: Any
+) -> EntryMerge:
+    return merge_file(
+        base,
+        ours,
+        theirs,
+        **{"merge_content": no_text, "put_content": lambda data: b"merged" + data, **options},
+    )
+
+
+entries = st.builds(
+    lambda bits, mtime, uid, data: changed(
+        mode=stat.S_IFREG | bits, mtime=mtime, uid=uid, data=data * 32, size=data[0]
+    ),
+    st.sampled_from([0o644, 0o600]),
+    st.integers(0, 3),
+    st.integers(0, 1),
+    st.sampled_from([b"1", b"2", b"3"]),
+)
+
+
+@settings(deadline=None)
+@given(base=entries, ours=entries, theirs=entries)
+def test_entry_merge_is_symmetric_and_keeps_ours_at_conflicts(
+    base: TreeEntry, ours: TreeEntry, theirs: TreeEntry
+) -> None:
+    assert merge_entries(base, base, theirs) == EntryMerge(theirs)
+    assert merge_entries(base, ours, base) == EntryMerge(ours)
+    one, two = merge_entries(base, ours, theirs), merge_entries(base, theirs, ours)
+    assert one.conflict == two.conflict
+    if one.conflict:
+        assert (one.entry, two.entry) == (ours, theirs)
+    else:
+        assert one == two
+    assert one.entry.data[0] == one.entry.size
+
+
+@settings(deadline=None)
+@given(base=entries, ours=entries, theirs=entries)
+def test_favor_settles_every_conflict_for_the_favored_side(
+    base: TreeEntry, ours: TreeEntry, theirs: TreeEntry
+) -> None:
+    mine = merge_entries(base, ours, theirs, favor="ours")
+    other = merge_entries(base, theirs, ours, favor="theirs")
+    assert mine == other
+    assert mine.entry.data in (ours.data, theirs.data)
+
+
+def test_merged_text_has_its_own_size_and_no_holes() -> None:
+    def text(base: TreeEntry, ours: TreeEntry, theirs: TreeEntry) -> TextMerge | None:
+        return TextMerge(b"both")
+
+    ours = changed(data=b"2" * 32, holes=b"h" * 32, mtime=11)
+    theirs = changed(data=b"3" * 32, mtime=12)
+    verdict = merge_entries(ENTRY, ours, theirs, merge_content=text)
+    assert verdict.conflict is None
+    expected = changed(data=b"mergedboth", size=4, mtime=12)
+    assert verdict.entry == expected
+
+
+def test_base_of_another_type_counts_as_none() -> None:
+    link = TreeEntry(b"f", stat.S_IFLNK | 0o777, 1, data=b"x")
+    verdict = merge_entries(link, changed(data=b"2" * 32), changed(data=b"3" * 32))
+    assert verdict.conflict == "added"
+
+
+def test_metadata_without_a_base_takes_the_newer_time_or_conflicts() -> None:
+    ours, theirs = changed(mtime=3), changed(mtime=4)
+    assert merge_metadata(None, ours, theirs) == EntryMerge(theirs)
+    clash = merge_metadata(None, changed(uid=1), changed(uid=2))
+    assert clash == EntryMerge(changed(uid=1), "metadata")
+    assert merge_metadata(None, changed(uid=1), changed(uid=2), favor="theirs").entry.uid == 2
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        (changed(mtime=99), True),
+        (changed(holes=b"h" * 32), True),
+        (changed(mode=stat.S_IFREG | 0o600), False),
+        (changed(xattrs=b"x" * 32), False),
+        (changed(data=b"2" * 32), False),
+        (changed(mode=stat.S_IFLNK | 0o644), False),
+        (changed(rdev=7), False),
+    ],
+)
+def test_only_touched_is_true_for_time_and_hole_changes_alone(
+    entry: TreeEntry, expected: bool
+) -> None:
+    assert only_times_changed(ENTRY, entry) is expected
+    assert only_times_changed(entry, ENTRY) is expected
+
+
+def test_verdict_cannot_be_changed_in_place() -> None:
+    with pytest.raises(AttributeError):
+        EntryMerge(ENTRY).conflict = "type"  # type: ignore[misc]

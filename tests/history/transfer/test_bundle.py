@@ -28,7 +28,7 @@ from ortet.errors import (
 from ortet.history.records import BLOCK_BYTES, Commit, Image, State, TreeEntry, TreePage
 from ortet.history.references import references, walk_postorder
 from ortet.history.transfer import bundle, bundle_file
-from ortet.history.transfer.bundle_limits import BundleLimits
+from ortet.history.transfer.bundle_file import BundleLimits
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid, SystemClock
 from ortet.objects import frame

@@ -18,16 +18,19 @@ from hypothesis import strategies as st
 from tests.fixtures.stores import Open
 
 from ortet.errors import Invalid, Unavailable
-from ortet.memory.index_rows import (
-    IDS_PER_LINE,
-    LINES_PER_TIMELINE,
-    IndexPosition,
-    pack_timeline_seq,
-)
 from ortet.memory.lexical.index import VERSION, IndexLost, SqliteWordIndex, text_hash
 from ortet.memory.lexical.index_file import IndexFile
 from ortet.memory.lexical.reader import SqliteIndexReader
-from ortet.memory.records import TIERS, FactEnd, MemoryDocument, Tier
+from ortet.memory.records import (
+    IDS_PER_LINE,
+    LINES_PER_TIMELINE,
+    TIERS,
+    FactEnd,
+    IndexPosition,
+    MemoryDocument,
+    Tier,
+    pack_timeline_seq,
+)
 
 LINE = "1" * 32
 OTHER = "2" * 32

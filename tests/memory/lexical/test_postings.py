@@ -10,10 +10,9 @@ import pytest
 from ortet.backends.postgres.catalog import PostgresCatalog
 from ortet.memory.base import IndexPage, WordIndex
 from ortet.memory.lexical import postings
-from ortet.memory.lexical.candidates import SearchEffort
 from ortet.memory.lexical.index import SqliteWordIndex
 from ortet.memory.lexical.postings import SqlitePostings
-from ortet.memory.lexical.search import search
+from ortet.memory.lexical.search import SearchEffort, search
 from ortet.memory.lexical.visibility import visible_documents
 from ortet.memory.postgres import reader
 from ortet.memory.postgres.index import PostgresWordIndex

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ortet.memory.base import IndexPage, SemanticMatches, WordIndex
-from ortet.memory.lexical.candidates import SearchEffort
 from ortet.memory.lexical.index import IndexLost, SqliteWordIndex
 from ortet.memory.lexical.scoring import (
     NeighbourWindow,
@@ -22,7 +22,7 @@ from ortet.memory.lexical.scoring import (
     bm25,
     inverse_document_frequency,
 )
-from ortet.memory.lexical.search import search
+from ortet.memory.lexical.search import SearchEffort, search, top_ids
 from ortet.memory.records import (
     EventSpan,
     FactEnd,
@@ -34,11 +34,13 @@ from ortet.memory.records import (
     TimelinePath,
 )
 
-if TYPE_CHECKING:  # the quick run has no psycopg
+if TYPE_CHECKING:
     from ortet.memory.postgres.index import PostgresWordIndex
 
 MAIN, LEFT, RIGHT, SHARED, OTHER = (character * 32 for character in "12345")
 ALL = 1 << 30
+
+VALUES = st.sampled_from([0.5, 1.0, 1.5, 2.25])
 
 
 class World:
@@ -608,3 +610,10 @@ def test_a_rebuilt_index_gives_the_same_answers(world: World, tmp_path: Director
             world.fill(line, upto, other)
     assert [world.ask(text, *paths, effort=effort, index=other) for text in questions] == first
     other.close()
+
+
+@given(st.dictionaries(st.integers(1, 60), VALUES), st.integers(1, 70))
+def test_top_candidates_are_the_largest_scores_and_the_first_of_equals(
+    told: dict[int, float], many: int
+) -> None:
+    assert top_ids(told, many) == heapq.nlargest(many, told, key=told.__getitem__)

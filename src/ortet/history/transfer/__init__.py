@@ -1,8 +1,8 @@
 """Transfer of commits between stores: bundle files and direct copies.
 
 Start with `bundle.py` (`export_bundle`, `import_bundle`) and `copy_missing.py` (store to store).
-`bundle_file.py` has the file format, its reader, and the writer of a bundle that can be resumed.
-`bundle_limits.py` bounds what an import may use.
+`bundle_file.py` has the file format, its reader, the writer of a bundle that can be resumed, and
+the limits of what an import may use.
 
 Invariants:
 - An import stores nothing before the whole bundle is verified.

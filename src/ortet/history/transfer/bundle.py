@@ -15,8 +15,13 @@ from ortet._util.failpoints import failpoint
 from ortet.errors import Conflict, Corrupt, Invalid, Refused, Unsupported
 from ortet.history.references import ERASABLE_KINDS, walk_postorder
 from ortet.history.refs import check_ref_name
-from ortet.history.transfer.bundle_file import MAGIC, BundleFile, PartialBundle, build_header
-from ortet.history.transfer.bundle_limits import BundleLimits
+from ortet.history.transfer.bundle_file import (
+    MAGIC,
+    BundleFile,
+    BundleLimits,
+    PartialBundle,
+    build_header,
+)
 from ortet.ids import Oid, to_hex
 from ortet.objects import frame
 from ortet.objects.base import Kind, ObjectRef, ObjectStore, ReferenceParser

@@ -17,12 +17,12 @@ from ortet.errors import Invalid, NotFound
 from ortet.history.records import TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.machines.base import Loss
+from ortet.machines.capture.entry import ReadJob
 from ortet.machines.capture.frames import DirtyPaths, ScanPlan
 from ortet.machines.capture.hardlinks import Inode, names_of_inodes, put_links
 from ortet.machines.capture.ignore_rules import IgnoreFilter, IgnoreRules
 from ortet.machines.capture.mmap_writers import mapped_inodes
 from ortet.machines.capture.quick_check import find_changed_names
-from ortet.machines.capture.reader import ReadJob
 from ortet.machines.capture.stat_index import StatIndex
 from ortet.machines.capture.walk import ScanWalk, ScanWatcher
 from ortet.objects.base import ObjectStore

@@ -17,10 +17,13 @@ from ortet.ids import Oid
 from ortet.machines.capture.entry import (
     GONE_ERRNOS,
     UNREADABLE_ERRNOS,
+    ReadJob,
+    ReadOutcome,
     clamped_mtime,
     mtime_range_loss,
     open_noatime,
     put_xattrs,
+    read_file_entry,
     unreadable_loss,
 )
 from ortet.machines.capture.frames import (
@@ -34,7 +37,6 @@ from ortet.machines.capture.frames import (
 from ortet.machines.capture.hardlinks import Inode, MovedDirectories, linked_inodes_below
 from ortet.machines.capture.ignore_rules import IGNORE_FILE, IgnoreFilter
 from ortet.machines.capture.mmap_writers import tracks_mmap_writes
-from ortet.machines.capture.reader import ReadJob, ReadOutcome, read_file_entry
 from ortet.machines.capture.stat_index import (
     MAPPED,
     NOT_APPLIED,

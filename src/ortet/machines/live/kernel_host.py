@@ -27,11 +27,11 @@ from ortet.machines.kernel_host import (
     KernelProcess,
     ListKernelPids,
 )
-from ortet.machines.live.foreign_mounts import foreign_files, processes_rooted_at
+from ortet.machines.live.criu.preflight import foreign_files, processes_rooted_at
 from ortet.machines.live.supervisor_client import SupervisorClient
 from ortet.machines.overlay.files import OverlayFiles
 from ortet.machines.overlay.ignored_files import add_ignored_layer
-from ortet.machines.overlay.kernel_layers import KernelLayers
+from ortet.machines.overlay.kernel_host import KernelLayers
 from ortet.machines.overlay.layers.store import LayerStack
 from ortet.machines.standalone.process_tree import kill_run
 from ortet.objects.base import Kind

@@ -29,13 +29,11 @@ from ortet.machines.command import argv_of, build_environment
 from ortet.machines.control.client import InitClient
 from ortet.machines.jobs import Job, JobInfo, ProcessInfo
 from ortet.machines.kernel_host import KernelHost
-from ortet.machines.live.background_task import BackgroundTask
 from ortet.machines.live.context import IMAGES_PREFIX, Dump, LiveEngineContext
 from ortet.machines.live.criu import preflight
-from ortet.machines.live.criu.dump import CriuDumper
-from ortet.machines.live.criu.external_connections import close_external_connections
-from ortet.machines.live.images.save import SavedImages, save_images
-from ortet.machines.live.images.secret_search import check_images
+from ortet.machines.live.criu.connections import close_external_connections
+from ortet.machines.live.criu.dump import BackgroundTask, CriuDumper
+from ortet.machines.live.images.save import SavedImages, check_images, save_images
 from ortet.machines.live.kernel_host import LiveKernelHost
 from ortet.machines.live.network.port_forward import PortForwards
 from ortet.machines.live.prefork import PreforkedMachines, StartForks

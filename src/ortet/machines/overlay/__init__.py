@@ -6,7 +6,7 @@ an overlay mount: read-only lower layers, which machines share, and an upper dir
 
 Overlay machines and live machines are built of the same parts: `files.OverlayFiles` (mounts and
 snapshots), `layer_switcher.LayerSwitcher` (restores by other layers) and
-`kernel_layers.KernelLayers` (layers of forked kernels). Their engines share
+`kernel_host.KernelLayers` (layers of forked kernels). Their engines share
 `open_machines.OpenMachines`. `layers/` builds and caches lower layers and has the home of a
 machine, `mount_plan.py` computes the mounts, `upper/` takes a snapshot of an upper directory.
 

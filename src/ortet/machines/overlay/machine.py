@@ -32,14 +32,13 @@ from ortet.machines.command import (
 from ortet.machines.control.client import InitClient
 from ortet.machines.jobs import Job, JobInfo, ProcessInfo, check_port
 from ortet.machines.kernel_host import KernelHost
-from ortet.machines.overlay.background_init import start_init
 from ortet.machines.overlay.context import EngineContext
 from ortet.machines.overlay.files import OverlayFiles
 from ortet.machines.overlay.ignored_files import add_ignored_layer
 from ortet.machines.overlay.kernel_host import OverlayKernelHost
 from ortet.machines.overlay.layer_switcher import LayerSwitcher
 from ortet.machines.overlay.layers.home import LayerLayout, MachineHome
-from ortet.machines.overlay.supervisor_client import spawn_in_machine
+from ortet.machines.overlay.supervisor_client import spawn_in_machine, start_init
 from ortet.machines.services import put_services, service_losses, unsaved_process_losses
 
 

@@ -12,5 +12,5 @@ Invariants:
   - Errors and redacted values contain the name of a secret, never its value.
 
 This package may import the layers below `machines` only. The images of processes are searched by
-`machines/live/images/secret_search.py`.
+`machines/live/images/save.py`.
 """

@@ -13,11 +13,10 @@ import apsw
 from blake3 import blake3
 
 from ortet.memory.base import IndexPage, IndexState
-from ortet.memory.index_rows import IDS_PER_LINE, LINES_PER_TIMELINE
 from ortet.memory.lexical.index_file import IndexFile, IndexLost, SharedIndexFile, index_lost
 from ortet.memory.lexical.reader import SqliteIndexReader
 from ortet.memory.lexical.tokenizer import Tokenizer
-from ortet.memory.records import TIERS, FactEnd, MemoryDocument
+from ortet.memory.records import IDS_PER_LINE, LINES_PER_TIMELINE, TIERS, FactEnd, MemoryDocument
 
 __all__ = ["IndexLost", "SqliteWordIndex", "text_hash"]
 

@@ -8,16 +8,17 @@ import apsw
 import msgspec
 
 from ortet.memory.base import TermPostings
-from ortet.memory.index_rows import (
+from ortet.memory.lexical.postings import SqlitePostings, TermTable
+from ortet.memory.lexical.visible_documents import VisibleDocuments
+from ortet.memory.records import (
     LINES_PER_TIMELINE,
     SEQ_BITS,
+    TIERS,
     DocumentRow,
     FactEndRow,
     IndexPosition,
+    Tier,
 )
-from ortet.memory.lexical.postings import SqlitePostings, TermTable
-from ortet.memory.lexical.visible_documents import VisibleDocuments
-from ortet.memory.records import TIERS, Tier
 
 _TIMELINE = "SELECT no, known FROM timelines WHERE name = ?"
 _TIMELINES = """SELECT name, no, known

@@ -7,15 +7,19 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ortet.memory.base import IndexReader
-from ortet.memory.index_rows import (
+from ortet.memory.lexical.index_file import index_lost
+from ortet.memory.lexical.visible_documents import VisibleDocuments, VisibleRange
+from ortet.memory.records import (
     IDS_PER_LINE,
+    TIERS,
+    EventSpan,
     IndexPosition,
+    Query,
+    Tier,
+    TimelinePath,
     pack_timeline_seq,
     tier_of,
 )
-from ortet.memory.lexical.index_file import index_lost
-from ortet.memory.lexical.visible_documents import VisibleDocuments, VisibleRange
-from ortet.memory.records import TIERS, EventSpan, Query, Tier, TimelinePath
 
 
 class _DocumentPiece(NamedTuple):

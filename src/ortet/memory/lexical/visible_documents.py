@@ -6,11 +6,14 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ortet.memory.index_rows import (
+from ortet.memory.records import (
+    EVERYONE,
+    TIERS,
+    EventSpan,
     FactEndRow,
+    Tier,
     tier_of,
 )
-from ortet.memory.records import EVERYONE, TIERS, EventSpan, Tier
 
 
 class VisibleRange(NamedTuple):

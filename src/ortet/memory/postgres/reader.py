@@ -16,17 +16,18 @@ from uuid import UUID
 
 import psycopg
 
-from ortet.memory.index_rows import (
+from ortet.memory.lexical.postings import PostingCounter, group_by_range
+from ortet.memory.lexical.visible_documents import VisibleDocuments, VisibleRange
+from ortet.memory.records import (
     IDS_PER_LINE,
     LINES_PER_TIMELINE,
     SEQ_BITS,
+    TIERS,
     DocumentRow,
     FactEndRow,
     IndexPosition,
+    Tier,
 )
-from ortet.memory.lexical.postings import PostingCounter, group_by_range
-from ortet.memory.lexical.visible_documents import VisibleDocuments, VisibleRange
-from ortet.memory.records import TIERS, Tier
 
 if TYPE_CHECKING:
     from ortet.memory.base import TermPostings

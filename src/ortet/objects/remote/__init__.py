@@ -2,7 +2,7 @@
 
 Start with `placement.py`: `open_remote_objects` opens a `PackedObjectStore` with the parts of this
 package. `pack_set.py` lists the packs of the bucket and uploads tails. `pack.py` reads packs
-through `pack_cache.py`. `write_fence.py` is the sweep fence of such a store.
+through `pack_cache.py`.
 
 Invariants:
 - With durability "remote", flushed objects are in the bucket when `flush` returns.

@@ -16,7 +16,7 @@ from ortet.backends.base import Bucket, UploadBacklog
 from ortet.backends.object_storage.pending_uploads import PendingUploadTable
 from ortet.backends.object_storage.upload_queue import QueuedBucket
 from ortet.backends.sweep_epoch import EpochTracker
-from ortet.errors import NotFound, Refused, Unavailable
+from ortet.errors import NotFound, Refused, Unavailable, Unsupported
 from ortet.ids import Clock, Random
 from ortet.objects.base import Kind
 from ortet.objects.gc.lock import SweepFence
@@ -25,7 +25,6 @@ from ortet.objects.pack_set import PackSet
 from ortet.objects.placement import Durability, StorePlacement
 from ortet.objects.remote.pack_cache import CACHE_LIMIT_BYTES, PackCache
 from ortet.objects.remote.pack_set import RemotePackStorage
-from ortet.objects.remote.write_fence import WriteFence
 from ortet.objects.store import PackedObjectStore
 from ortet.objects.tail import SEAL_BYTES, Tail
 from ortet.objects.writer import FlushTarget, ObjectWriter
@@ -201,3 +200,65 @@ class UploadFlush(FlushTarget):
 
     def finish(self, writer: ObjectWriter) -> None:
         """Keep nothing: objects that were not flushed belong to no commit."""
+
+
+class WriteFence(SweepFence):
+    """The sweep fence of a store that hosts share. It refuses writes by their epoch.
+
+    Writers are not locked out: a write that overlapped a sweep is refused instead, see
+    backends/sweep_epoch.py. Exclusive locks are refused: see gc/sweep_remote.py.
+    """
+
+    def __init__(self, epochs: EpochTracker) -> None:
+        self._epochs = epochs
+        self._write_epoch: int | None = None  # None: no writer of this process is active
+
+    def lock_shared(self) -> None:
+        self._write_epoch = self._epochs.recent()
+
+    def unlock_shared(self) -> None:
+        self._write_epoch = None
+
+    def begin_thread(self, epoch: int) -> None:
+        self._epochs.set_write_epoch(epoch)
+
+    def end_thread(self) -> None:
+        self._epochs.set_write_epoch(None)
+
+    def close(self) -> None: ...
+
+    def after_fork(self) -> None:
+        self._write_epoch = None
+        self._epochs.set_write_epoch(None)  # the child does not continue its parent's write
+
+    def epoch(self) -> int:
+        epoch = self._write_epoch
+        return self._epochs.cached() if epoch is None else epoch
+
+    def fetch_epoch(self) -> int:
+        return self._epochs.refresh()
+
+    def require_exclusive(self, action: str) -> None:
+        raise _remote_store_error(action)
+
+    @contextmanager
+    def exclusive(self, timeout: float) -> Iterator[None]:
+        del timeout
+        raise _remote_store_error("this")
+        yield
+
+    def raise_epoch(self) -> int:
+        raise _remote_store_error("this")
+
+    @contextmanager
+    def hold_gc_lock(self, *, exclusive: bool) -> Iterator[None]:
+        if exclusive:
+            raise _remote_store_error("this")
+        yield
+
+
+def _remote_store_error(action: str) -> Unsupported:
+    return Unsupported(
+        "remote_store",
+        f"{action} must keep out the writers of all hosts, which only the server can: do it there",
+    )

@@ -7,9 +7,8 @@ finds processes that CRIU cannot dump, before anything is stopped. `options.py` 
 dumps and restores, and `protobuf.py` their encoding. `errors.py` turns CRIU's log into
 errors. `worker_pool.py` keeps CRIU processes ready for the next restore.
 
-The other modules correct what CRIU does not handle: `connections.py` and `external_connections.py`
-TCP connections, `file_locks.py` lost file locks, `binary.py` the choice of the
-CRIU program.
+The other modules correct what CRIU does not handle: `connections.py` TCP connections,
+`file_locks.py` lost file locks, `binary.py` the choice of the CRIU program.
 
 Invariants:
 
@@ -18,6 +17,5 @@ Invariants:
 - A restored connection to a peer outside the machine is closed, never continued.
 
 May import: `live.supervisor_client`, `live.process`, `live.cgroups`, `live.open_files`,
-`live.background_task`, `live.foreign_mounts`, `machines.control`, `machines.standalone`, the
-modules directly in `machines`, and `errors`.
+`machines.control`, `machines.standalone`, the modules directly in `machines`, and `errors`.
 """

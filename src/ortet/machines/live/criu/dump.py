@@ -7,16 +7,35 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from threading import Thread
 
 from ortet.errors import OrtetError
 from ortet.machines.control.connection import freeze_lock
-from ortet.machines.live.background_task import BackgroundTask
 from ortet.machines.live.criu import preflight
 from ortet.machines.live.criu.connections import has_connections, may_have_connections
 from ortet.machines.live.criu.errors import dump_attempts, dump_error, is_transient
 from ortet.machines.live.criu.rpc import CriuError, CriuWorker
 from ortet.machines.live.process import LiveMachineProcess
 from ortet.machines.live.supervisor_client import SupervisorClient
+
+
+class BackgroundTask:
+    """Runs tasks one after the other, each in a thread; `start` waits for the task before it."""
+
+    def __init__(self) -> None:
+        self._thread: Thread | None = None
+
+    def start(self, task: Callable[[], object]) -> None:
+        """Wait for the task before it, then run this one in a thread."""
+        self.wait()
+        self._thread = Thread(target=task, name="ortet-errand", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the running task has ended."""
+        running, self._thread = self._thread, None
+        if running is not None:
+            running.join()
 
 
 class CriuDumper:

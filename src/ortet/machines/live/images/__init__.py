@@ -6,7 +6,7 @@ files are stored as blobs. Memory is stored as page maps, which refer to pages i
 
 Start with `save.py` (`save_images`) and `load.py` (`restore_images`). `pagemap.py` parses CRIU's
 page maps and cuts memory into blocks. `page_store.py` stores blocks, or only their changed pages,
-and reads and writes the page maps of the store. `secret_search.py` searches a dump for secrets.
+and reads and writes the page maps of the store. `save.check_images` searches a dump for secrets.
 
 Invariants:
 

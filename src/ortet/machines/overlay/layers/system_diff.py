@@ -22,9 +22,9 @@ from ortet.machines.capture.stat_index import NEVER_RACY
 from ortet.machines.overlay.layers.resolv_conf import RESOLV_CONF, is_written_by_ortet
 from ortet.machines.overlay.layers.store import LayerStore, whiteout_entry, write_layer
 from ortet.machines.overlay.mount_plan import EPHEMERAL_DIRS, HostOverlay, is_within
+from ortet.machines.overlay.upper.entry import UpperDirectory
 from ortet.machines.overlay.upper.inotify import UpperWatch
 from ortet.machines.overlay.upper.scanner import UpperScanner
-from ortet.machines.overlay.upper.uppernode import UpperDirectory
 from ortet.machines.restore.write_tree import TreeItem
 from ortet.objects.base import Kind, ObjectStore
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ortet.machines.dirfd import OPEN_DIR_FLAGS, DirFdCache
-from ortet.machines.overlay.upper.uppernode import Stamp, UpperDirectory
+from ortet.machines.overlay.upper.entry import Stamp, UpperDirectory
 
 _MAX_OPEN_DIRS = 128
 _PATH = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC

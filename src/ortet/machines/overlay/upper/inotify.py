@@ -14,7 +14,7 @@ from struct import Struct
 from termios import FIONREAD
 from typing import Protocol
 
-from ortet.machines.overlay.upper.uppernode import UpperDirectory
+from ortet.machines.overlay.upper.entry import UpperDirectory
 
 _ATTRIB, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x4, 0x40, 0x80, 0x100, 0x200
 _DELETE_SELF, _MOVE_SELF, _OVERFLOW, _IGNORED = 0x400, 0x800, 0x4000, 0x8000

@@ -33,14 +33,16 @@ from ortet.machines.capture.stat_index import NEVER_RACY
 from ortet.machines.dirfd import join_path
 from ortet.machines.overlay.upper.entry import (
     DifferenceRules,
+    UpperDirectory,
     UpperEntryReader,
+    is_whiteout,
     read_marks,
     read_rules,
+    stamp,
 )
 from ortet.machines.overlay.upper.fd_cache import FdBudget, FdCache
 from ortet.machines.overlay.upper.inotify import UpperWatch
 from ortet.machines.overlay.upper.tree import ChangedFiles, UpperTree
-from ortet.machines.overlay.upper.uppernode import UpperDirectory, is_whiteout, stamp
 from ortet.objects.base import ObjectStore
 from ortet.objects.blobs import get_bytes
 

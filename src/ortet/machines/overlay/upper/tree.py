@@ -10,15 +10,16 @@ from ortet.ids import Oid
 from ortet.machines.capture.entry import Unreadable
 from ortet.machines.capture.stat_index import NEVER_RACY
 from ortet.machines.dirfd import join_path
-from ortet.machines.overlay.upper.entry import DifferenceRules, UpperEntryReader
-from ortet.machines.overlay.upper.fd_cache import FdCache
-from ortet.machines.overlay.upper.inotify import UpperWatch
-from ortet.machines.overlay.upper.uppernode import (
+from ortet.machines.overlay.upper.entry import (
+    DifferenceRules,
     UpperDirectory,
+    UpperEntryReader,
     directory_entry,
     is_whiteout,
     stamp,
 )
+from ortet.machines.overlay.upper.fd_cache import FdCache
+from ortet.machines.overlay.upper.inotify import UpperWatch
 
 ChangedFiles = dict[str, os.stat_result]
 """Changed names that are not directories, with their stat."""

@@ -7,7 +7,7 @@ import socket
 import struct
 from pathlib import Path
 
-from ortet.machines.live.criu.external_connections import close_external_connections
+from ortet.machines.live.criu.connections import close_external_connections
 from ortet.machines.live.criu.protobuf import (
     encode_fields,
     image_entries,
