@@ -80,7 +80,7 @@ class TestWhichStore:
         with ortet.open("relative") as hub:
             assert hub.root == tmp_path / "relative"
 
-    def test_init_goes_past_a_broken_pointer(self, tmp_path: Path) -> None:
+    def test_init_ignores_a_broken_pointer(self, tmp_path: Path) -> None:
         write_pointer(tmp_path, Path("/above"), "x")
         (tmp_path / "sub").mkdir()
         (tmp_path / "sub/.ortet").write_text("")
@@ -156,7 +156,7 @@ class TestUrl:
         assert caught.value.kind == "backend_missing"
 
     @pytest.mark.parametrize("url", ["http://host:1", "https://host", "postgresql://h/d"])
-    def test_a_server_has_no_directory_here(self, url: str) -> None:
+    def test_the_url_of_a_server_has_no_local_directory(self, url: str) -> None:
         with pytest.raises(Unsupported) as caught:
             store_path(url)
         assert caught.value.kind == "remote_store"
@@ -207,7 +207,7 @@ class TestPlace:
         assert os.listdir(tmp_path) == []
 
     @pytest.mark.root
-    def test_a_home_that_may_not_be_read_is_no_matter(self, opened: Open) -> None:
+    def test_an_unreadable_home_directory_is_ignored(self, opened: Open) -> None:
         home = tempfile.mkdtemp()  # readable by root only
         place = Path(tempfile.mkdtemp())
         place.chmod(0o777)
@@ -222,7 +222,7 @@ class TestPlace:
             shutil.rmtree(place)
             os.rmdir(home)
 
-    def test_a_long_path_works_and_one_too_long_says_so(
+    def test_a_long_path_works_and_a_too_long_path_is_refused(
         self, opened: Open, store: Path, work: Path
     ) -> None:
         place = store
@@ -315,7 +315,9 @@ class TestSettings:
             b"author = \xff",
         ],
     )
-    def test_a_bad_file_says_to_correct_it(self, opened: Open, store: Path, text: bytes) -> None:
+    def test_an_invalid_config_file_is_refused_with_advice(
+        self, opened: Open, store: Path, text: bytes
+    ) -> None:
         store.mkdir()
         (store / "config.toml").write_bytes(text)
         with pytest.raises(Invalid, match="correct it") as caught:
@@ -347,7 +349,9 @@ class TestSettings:
         info = hub.workspace(work, engine="folder").commit("x")
         assert info.author == "caf\ufffd"
 
-    def test_a_reserve_beyond_the_disk_refuses(self, opened: Open, store: Path, work: Path) -> None:
+    def test_a_reserve_larger_than_the_disk_refuses_writes(
+        self, opened: Open, store: Path, work: Path
+    ) -> None:
         store.mkdir()
         (store / "config.toml").write_text("reserve = 1_000_000_000\n")
         with opened() as hub, pytest.raises((Refused, Unavailable), match="lower the reserve"):

@@ -39,7 +39,7 @@ class TestRoundTrip:
         assert (found.directory, found.workspace) == (tmp_path, workspace)
         assert store_path(found.url) == Path(store)
 
-    def test_the_nearest_counts(self, tmp_path: Path) -> None:
+    def test_the_nearest_pointer_is_used(self, tmp_path: Path) -> None:
         deep = tmp_path / "a/b/c"
         deep.mkdir(parents=True)
         write_pointer(tmp_path, Path("/far"), "far")
@@ -87,7 +87,9 @@ class TestWrite:
             write_pointer(tmp_path, Path("/store"), name)
             assert tmp_path.stat().st_mtime_ns == 123_456_789
 
-    def test_a_place_that_cannot_be_written_says_so(self, tmp_path: Path) -> None:
+    def test_a_pointer_in_an_unwritable_directory_is_refused_with_the_reason(
+        self, tmp_path: Path
+    ) -> None:
         (tmp_path / ".ortet").mkdir()
         with pytest.raises(Refused, match="make it writable"):
             write_pointer(tmp_path, Path("/store"), "x")
@@ -133,7 +135,7 @@ class TestGit:
         write_pointer(repository, Path("/store"), "x")
         assert exclude.read_text() == "*.tmp\n/.ortet\n"
 
-    def test_a_git_file_that_leads_nowhere_is_no_matter(self, tmp_path: Path) -> None:
+    def test_a_git_file_that_names_a_missing_directory_is_ignored(self, tmp_path: Path) -> None:
         (tmp_path / ".git").write_text("gitdir: /nowhere\n")
         write_pointer(tmp_path, Path("/store"), "x")
         assert find_pointer(tmp_path) is not None

@@ -51,7 +51,9 @@ def test_info_shows_hex(history: History, commit: MakeCommit, objects: ObjectSto
     assert history.info(b) == CommitInfo(b.hex(), state, [a.hex()], "b", 6, "me")
 
 
-def test_read_refuses_what_is_no_commit(history: History, objects: ObjectStore) -> None:
+def test_reading_another_object_as_a_commit_is_refused(
+    history: History, objects: ObjectStore
+) -> None:
     with pytest.raises(NotFound):
         history.read(Oid(b"x" * 32))
     with pytest.raises(Corrupt):

@@ -131,7 +131,7 @@ def test_references_of_a_page_of_pages_are_trees() -> None:
     assert references(Kind.TREE, encode(page)) == [ObjectRef(A, Kind.TREE), ObjectRef(C, Kind.TREE)]
 
 
-def test_blocks_as_the_store_makes_them(objects: ObjectStore) -> None:
+def test_references_of_a_block_list_are_its_blocks(objects: ObjectStore) -> None:
     content = b"".join(bytes([n]) * BLOCK_BYTES for n in range(3)) + b"end"
     links = references(Kind.BLOCKS, objects.get(Oid(put_bytes(objects, content))))
     assert [link.kind for link in links] == [Kind.BLOB] * 4
@@ -304,7 +304,7 @@ def test_children_come_first_and_once(data: st.DataObject, size: int) -> None:
     assert sorted(seen) == sorted(wanted)
 
 
-def test_blobs_are_not_asked() -> None:
+def test_blobs_are_not_read_for_references() -> None:
     def links_of(at: ObjectRef) -> list[ObjectRef]:
         assert at.kind is Kind.TREE
         return [link(1, Kind.BLOB), link(1, Kind.BLOB), link(2, Kind.BLOB)]

@@ -121,7 +121,7 @@ def test_an_unprivileged_owner_removes_and_moves_closed_directories(place: Path)
     forked.run([sys.executable, "-c", code], check=True)
 
 
-def test_movable_leaves_other_things_alone(place: Path) -> None:
+def test_writable_for_rename_leaves_a_file_unchanged(place: Path) -> None:
     (place / "file").write_text("")
     (place / "file").chmod(0)
     with open_directory(place) as at, writable_for_rename(at, b"file"):

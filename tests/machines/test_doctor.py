@@ -53,7 +53,9 @@ def test_doctor_asks_each_engine_for_its_capabilities(shop: Shop) -> None:
     assert found.count("overlay") == 1
 
 
-def test_limits_come_with_their_fix(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_capability_is_reported_with_its_fix(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "MIN_INOTIFY_WATCHES", 10**12)
     monkeypatch.setattr(doctor, "MIN_FREE_BYTES", 10**18)
     monkeypatch.setattr(doctor, "SLOW_FSYNC_SECONDS", -1.0)
@@ -122,7 +124,7 @@ def test_doctor_reports_a_host_without_user_namespaces(place: Path) -> None:
 
 
 @pytest.mark.root
-def test_a_user_namespace_is_enough(place: Path) -> None:
+def test_doctor_reports_an_overlay_in_a_user_namespace(place: Path) -> None:
     ok, detail, fix = probe_after("true", place, "-U", "-r", "-m")
     assert (ok, detail, fix) == ("True", "in a user namespace", "")
 

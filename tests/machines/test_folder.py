@@ -161,7 +161,7 @@ def test_the_stat_index_survives_a_restart(shed: Shed, root: Path) -> None:
     assert again.snapshot() == image
 
 
-def test_an_index_without_its_image_is_not_believed(shed: Shed, root: Path) -> None:
+def test_a_stat_index_without_its_image_is_not_used(shed: Shed, root: Path) -> None:
     machine = shed.open("m", root)
     shed.commit(machine)
     machine.close()

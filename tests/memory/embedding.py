@@ -59,7 +59,7 @@ class Failing(Hashing):
         return super().embed(texts)
 
 
-class Told:
+class Corpus:
     """Timelines of documents, indexed, and asked as a library asks."""
 
     def __init__(self, directory: Directory) -> None:

@@ -56,7 +56,9 @@ def journal(clock: ManualClock) -> Journal:
     return Journal(clock)
 
 
-def test_the_second_time_the_journal_is_not_read(clock: ManualClock, journal: Journal) -> None:
+def test_a_cached_working_memory_is_not_read_from_the_journal_again(
+    clock: ManualClock, journal: Journal
+) -> None:
     cache = ProcessCache(clock)
     key = cache_key(T, 7, 20)
     first = read_through(cache, key, journal.make, now=clock.now_ns())
@@ -66,7 +68,7 @@ def test_the_second_time_the_journal_is_not_read(clock: ManualClock, journal: Jo
     assert first.current == "fix"
 
 
-def test_the_next_event_is_another_key(clock: ManualClock, journal: Journal) -> None:
+def test_the_next_event_changes_the_cache_key(clock: ManualClock, journal: Journal) -> None:
     cache = ProcessCache(clock)
     read_through(cache, cache_key(T, 7, 20), journal.make, now=0)
     journal.seq, journal.said = 8, ["new", "newer"]
@@ -77,7 +79,7 @@ def test_the_next_event_is_another_key(clock: ManualClock, journal: Journal) -> 
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_a_note_runs_out_when_read_not_when_kept(
+def test_a_note_expires_when_it_is_read_not_when_it_is_cached(
     clock: ManualClock, journal: Journal, cached: bool
 ) -> None:
     cache: Cache = ProcessCache(clock) if cached else NoCache()
@@ -95,7 +97,7 @@ def test_a_note_runs_out_when_read_not_when_kept(
 
 
 @pytest.mark.parametrize("bytes_there", [b"", b"\xc1", b"\x93\x01\x02\x03", b"not ours"])
-def test_foreign_bytes_are_no_answer(
+def test_malformed_cached_bytes_are_ignored(
     clock: ManualClock, journal: Journal, bytes_there: bytes
 ) -> None:
     cache = ProcessCache(clock)
@@ -106,7 +108,7 @@ def test_foreign_bytes_are_no_answer(
     assert journal.read == 1
 
 
-def test_the_working_memory_of_another_place_is_no_answer(
+def test_a_cached_working_memory_of_another_event_is_ignored(
     clock: ManualClock, journal: Journal
 ) -> None:
     cache = ProcessCache(clock)
@@ -131,7 +133,7 @@ def test_let_go_drops_cached_working_memory_after_an_erasure(
     assert cache.get("another's") == b"value"
 
 
-def test_another_process_forgets_it_in_time(clock: ManualClock, journal: Journal) -> None:
+def test_a_cached_working_memory_expires(clock: ManualClock, journal: Journal) -> None:
     cache = ProcessCache(clock)
     read_through(cache, cache_key(T, 7, 20), journal.make, now=0)
     clock.advance(CACHE_TTL_NS)

@@ -101,7 +101,7 @@ def test_file_and_bytes_agree_and_are_read_back(tmp_path: Path, size: int) -> No
     assert (oid == b"") == (size == 0)
 
 
-def test_small_is_a_blob_and_large_is_blocks() -> None:
+def test_a_small_file_is_a_blob_and_a_large_file_is_blocks() -> None:
     objects = Counted()
     assert objects.held[Oid(put_bytes(objects, b"x" * BLOCK_BYTES))] == b"x" * BLOCK_BYTES
     root = decode(Blocks, objects.held[Oid(put_bytes(objects, b"x" * (BLOCK_BYTES + 1)))])

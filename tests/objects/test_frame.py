@@ -225,7 +225,7 @@ def test_few_bytes_are_one_frame_and_many_are_kept_apart() -> None:
 
 
 @pytest.mark.parametrize("small", [0, 1000, frame.FRAME_BYTES, frame.MAX_RAW])
-def test_take_returns_every_object_of_every_kind(small: int) -> None:
+def test_drain_returns_every_object_of_every_kind(small: int) -> None:
     batches = FrameBatches()
     put = [item(10), item(128 * 1024), item(200_000), item(30, Kind.TREE), item(40, Kind.BLOCKS)]
     assert [batches.add(each) for each in put] == [None] * len(put)
@@ -245,7 +245,7 @@ def test_a_pile_of_objects_is_cut_into_frames_of_bounded_size() -> None:
     assert list(split_into_frames([])) == []
 
 
-def test_take_returns_small_and_large_objects_exactly_once() -> None:
+def test_drain_returns_small_and_large_objects_exactly_once() -> None:
     items = [item(10), item(20, Kind.TREE), item(128 * 1024), item(128 * 1024 + 1)]
     for small in (0, 1 << 20):
         batches = FrameBatches()

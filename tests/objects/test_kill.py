@@ -115,7 +115,7 @@ def test_a_kill_or_full_disk_at_each_fault_point_loses_no_commit(
     check(open_store(), tmp_path, walk, said)
 
 
-def test_the_list_of_fault_points_is_that_of_the_source() -> None:
+def test_the_tested_failpoints_are_those_of_the_source() -> None:
     found = {
         name
         for file in Path(ortet.objects.__path__[0]).rglob("*.py")

@@ -17,7 +17,7 @@ from ortet.objects.store import PackedObjectStore
 Open = Callable[..., PackedObjectStore]
 
 
-def test_a_freed_tail_is_adopted_and_a_held_one_is_not(open_store: Open, root: Path) -> None:
+def test_an_unlocked_tail_is_adopted_and_a_locked_one_is_not(open_store: Open, root: Path) -> None:
     first, second = open_store(), open_store()
     first.put(Kind.BLOB, b"first")
     first.flush()
@@ -33,7 +33,7 @@ def test_a_freed_tail_is_adopted_and_a_held_one_is_not(open_store: Open, root: P
     assert len(list((root / "local/tails").iterdir())) == 2
 
 
-def test_names_do_not_repeat_where_clock_and_randomness_do(root: Path) -> None:
+def test_names_are_unique_with_a_repeating_clock_and_random_source(root: Path) -> None:
     class Stopped:
         def now_ns(self) -> int:
             return 0

@@ -139,7 +139,7 @@ def test_a_tail_already_stored_as_a_pack_is_dropped(tmp_path: Path) -> None:
     assert bucket.get(pack_key("a")) == FRAMES[0]
 
 
-def test_a_name_that_means_another_file_by_now_is_not_adopted(
+def test_a_tail_name_that_now_names_another_file_is_not_adopted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.tail"

@@ -55,7 +55,7 @@ def test_similar_versions_are_compressed_together_when_sealed(open_store: Open, 
     check(open_store())
 
 
-def test_frames_that_are_full_are_taken_as_they_are(open_store: Open) -> None:
+def test_a_seal_copies_full_frames_unchanged(open_store: Open) -> None:
     store = open_store()
     noise = [random.Random(number).randbytes(100_000) for number in range(60)]
     for data in noise:
@@ -82,7 +82,7 @@ def test_blocks_of_large_files_are_sealed_among_small_objects(open_store: Open) 
     assert all(again.get(again.hasher.oid(data)) == data for data in (*VERSIONS[:5], *blocks))
 
 
-def test_a_pack_without_all_of_its_tail_is_not_made(
+def test_a_seal_of_an_incomplete_tail_makes_no_pack(
     open_store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store()
@@ -154,7 +154,7 @@ def test_repeated_lookups_of_absent_objects_stay_correct_after_a_put(
     check(store)
 
 
-def test_a_pack_swept_before_its_tail_is_let_go_is_not_relied_on(
+def test_a_pack_swept_before_its_tail_is_released_is_not_used(
     open_store: Open, walk: ReferenceParser, commit: Commit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, other = open_store(), open_store()
@@ -176,7 +176,7 @@ def test_a_pack_swept_before_its_tail_is_let_go_is_not_relied_on(
     assert open_store().get(oid) == lost
 
 
-def test_a_tail_whose_seal_failed_late_is_not_relied_on_after_a_sweep(
+def test_a_tail_whose_seal_failed_late_is_not_used_after_a_sweep(
     open_store: Open, walk: ReferenceParser, commit: Commit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, other = open_store(), open_store()

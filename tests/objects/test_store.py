@@ -145,7 +145,7 @@ def test_find_returns_all_objects_with_a_hex_prefix(open_store: Open) -> None:
                 assert handle.find_by_prefix(prefix.upper() if digits == 5 else prefix) == want
 
 
-def test_an_object_too_large_says_so(store: PackedObjectStore) -> None:
+def test_an_object_too_large_for_a_frame_is_refused(store: PackedObjectStore) -> None:
     with pytest.raises(Invalid) as caught:
         store.put(Kind.META, bytes((16 << 20) + 1))
     assert caught.value.kind == "object_too_large"

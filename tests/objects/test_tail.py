@@ -79,7 +79,7 @@ def test_a_tail_preallocates_space_and_releases_it(tmp_path: Path) -> None:
     assert path.stat().st_size == ours.end
 
 
-def test_a_frame_in_the_making_is_not_seen(tmp_path: Path) -> None:
+def test_an_incomplete_frame_is_not_seen_by_a_follower(tmp_path: Path) -> None:
     path = tmp_path / "a.tail"
     ours = new(path)
     append(ours, b"whole")

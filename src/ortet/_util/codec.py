@@ -66,8 +66,8 @@ def _decoder(type_: Any) -> msgspec.msgpack.Decoder[Any]:
 def decode(type_: type[T], data: bytes) -> T:
     """Parse canonical bytes as `type_`. Raise Corrupt if the bytes do not have that type."""
     try:
-        found: T = _decoder(cast("Any", type_)).decode(data)
-        return found
+        value: T = _decoder(cast("Any", type_)).decode(data)
+        return value
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         name = getattr(type_, "__name__", str(type_))
         raise Corrupt(

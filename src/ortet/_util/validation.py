@@ -58,8 +58,8 @@ def require(constraint: Constraint, /, **fields: Any) -> None:
     """Raise Invalid, naming the parameter, unless every value satisfies `constraint`."""
     for name, value in fields.items():
         if not constraint.accepts(value):
-            said = repr(value) if isinstance(value, int | float) else type(value).__name__
-            raise Invalid(constraint.kind, f"{name} is {said}: give {constraint.description}")
+            shown = repr(value) if isinstance(value, int | float) else type(value).__name__
+            raise Invalid(constraint.kind, f"{name} is {shown}: give {constraint.description}")
 
 
 def optional(constraint: Constraint, /, **fields: Any) -> None:
@@ -80,6 +80,6 @@ def check_texts(name: str, value: Any) -> list[str]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise Invalid("not_text", f"{name} is {type(value).__name__}: give a list of texts")
     several = list(value)
-    for one in several:
-        check_text(**{f"one of {name}": one})
+    for text in several:
+        check_text(**{f"one of {name}": text})
     return several

@@ -290,11 +290,11 @@ class Bucket(ABC):
 
         All objects are in memory at once, so the caller must limit what it asks for.
         """
-        found: dict[str, bytes] = {}
+        objects: dict[str, bytes] = {}
         for key in keys:
             with suppress(NotFound):
-                found[key] = self.get(key)
-        return found
+                objects[key] = self.get(key)
+        return objects
 
     def put_all(self, objects: Mapping[str, bytes]) -> set[str]:
         """Create several objects, in any order. Return the keys that were taken.

@@ -16,23 +16,23 @@ def key_exists(key: str) -> Conflict:
     return Conflict("exists", message, key=key)
 
 
-def head_moved(name: str, expect: Oid | None, found: Oid | None) -> Conflict:
+def head_moved(name: str, expect: Oid | None, actual: Oid | None) -> Conflict:
     return Conflict(
         "head_moved",
-        f"{name} is at {_short(found)}, not at {_short(expect)}: read the head again, then repeat",
+        f"{name} is at {_short(actual)}, not at {_short(expect)}: read the head again, then repeat",
         name=name,
         expect=expect and expect.hex(),
-        found=found and found.hex(),
+        found=actual and actual.hex(),
     )
 
 
-def row_moved(kind: str, key: str, expect: int, found: int) -> Conflict:
+def row_moved(kind: str, key: str, expect: int, actual: int) -> Conflict:
     return Conflict(
         "row_moved",
-        f"{kind} {key} is at version {found}, not {expect}: read it again, then repeat",
+        f"{kind} {key} is at version {actual}, not {expect}: read it again, then repeat",
         name=f"{kind} {key}",
         expect=expect,
-        found=found,
+        found=actual,
     )
 
 
@@ -63,19 +63,19 @@ def no_timeline(timeline: str) -> NotFound:
     return NotFound("no_timeline", f"there is no timeline {timeline}: check the id")
 
 
-def seq_taken(timeline: str, expect: int, found: int) -> Conflict:
+def seq_taken(timeline: str, expect: int, last: int) -> Conflict:
     return Conflict(
         "seq_taken",
-        f"timeline {timeline} ends with event {found}, so {expect} is not the next: another writer "
+        f"timeline {timeline} ends with event {last}, so {expect} is not the next: another writer "
         "was faster; read what is new, then repeat",
         timeline=timeline,
         expect=expect,
-        found=found,
+        found=last,
     )
 
 
-def bad_fork(timeline: str, at: int) -> Invalid:
-    return Invalid("bad_fork", f"timeline {timeline} has no event {at}: fork at one it has")
+def bad_fork(timeline: str, seq: int) -> Invalid:
+    return Invalid("bad_fork", f"timeline {timeline} has no event {seq}: fork at one it has")
 
 
 def timeline_exists(timeline: str) -> Conflict:

@@ -171,13 +171,13 @@ class _PubSubChannel:
 
     def listener(self, prefix: str) -> _TopicListener:
         part = prefix if self.transport.has_prefix_filter else ""
-        found = self._listeners.get(part)
-        if found is None:
+        listener = self._listeners.get(part)
+        if listener is None:
             with self._condition:
                 if part not in self._listeners:
                     self._listeners[part] = _TopicListener(self.transport, part)
-                found = self._listeners[part]
-        return found
+                listener = self._listeners[part]
+        return listener
 
     def stop(self) -> None:
         with self._condition:
@@ -247,11 +247,11 @@ class _TopicListener:
         Thread(target=self._run, name=f"ortet-{transport.name}-hear", daemon=True).start()
 
     def slot(self, prefix: str) -> _SubscriberSlot:
-        found = self._slots.get(prefix)
-        if found is None:
+        slot = self._slots.get(prefix)
+        if slot is None:
             with self._condition:
-                found = self._slots.setdefault(prefix, _SubscriberSlot(prefix))
-        return found
+                slot = self._slots.setdefault(prefix, _SubscriberSlot(prefix))
+        return slot
 
     def token(self, prefix: str) -> int:
         """Return the current token.

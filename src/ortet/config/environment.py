@@ -236,8 +236,8 @@ def open_hub(
 
     _check_embedder(embedder)  # before anything is created
     clock, asked = clock or SystemClock(), store_url(url, cwd=cwd, environ=environ)
-    found = _open_backends(asked, clock=clock, random=random, create=create, environ=environ)
-    root, objects, settings = found.root, found.objects, found.settings
+    backends = _open_backends(asked, clock=clock, random=random, create=create, environ=environ)
+    root, objects, settings = backends.root, backends.objects, backends.settings
     _remove_abandoned_restores(root / "local")
     trees, criu = Trees(objects), criu_setting(environ)
     watch = not one_shot and (settings.watch if watch is None else watch)
@@ -245,18 +245,18 @@ def open_hub(
         objects, trees, clock, root=root, watch=watch, one_shot=one_shot, criu=criu
     )
     store = StoreContext(
-        url=found.url,
+        url=backends.url,
         root=root,
-        catalog=found.catalog,
-        bucket=found.bucket,
-        signal=found.signal,
-        cache=found.cache or ProcessCache(clock),
+        catalog=backends.catalog,
+        bucket=backends.bucket,
+        signal=backends.signal,
+        cache=backends.cache or ProcessCache(clock),
         objects=objects,
         trees=trees,
         clock=clock,
         random=random,
         author=_text(environ.get("ORTET_AUTHOR")) or settings.author or default_author(),
-        host=found.host,
+        host=backends.host,
         environ=environ,
         keyring=Keyring(environ.get(VAULT_KEY_VARIABLE, ""), config_directory(environ)),
     )
@@ -269,7 +269,7 @@ def open_hub(
     options = HubOptions(
         swarms=LazySwarms(open_hub),
         embedder=settings.embedder if embedder is None else embedder,
-        index_factory=found.index_factory,
+        index_factory=backends.index_factory,
         replay_request=read_replay_request(environ),
     )
     return Hub(store, engines, options)
@@ -291,8 +291,8 @@ def _open_backends(
     url: str, *, clock: Clock, random: Random, create: bool, environ: Mapping[str, str]
 ) -> StoreBackends:
     if is_shared(url):
-        kept = cache_directory(environ)
-        return open_shared(url, cache=kept, clock=clock, random=random, create=create)
+        cache = cache_directory(environ)
+        return open_shared(url, cache=cache, clock=clock, random=random, create=create)
     if not is_remote(url):
         return open_embedded(store_path(url), clock=clock, random=random, create=create)
     token = environ.get("ORTET_TOKEN", "").strip()

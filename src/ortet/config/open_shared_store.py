@@ -217,9 +217,9 @@ def open_shared(
         undo.callback(shared.close if shared is not None else lambda: None)
         signal = open_signal(address.signal, namespace=store, database=catalog.database)
         undo.pop_all()
-    shelves = PostgresIndexFactory(catalog.client)
+    index_factory = PostgresIndexFactory(catalog.client)
     return StoreBackends(
-        url, root, host, settings, catalog, bucket, signal, objects, shared, shelves
+        url, root, host, settings, catalog, bucket, signal, objects, shared, index_factory
     )
 
 
@@ -269,21 +269,21 @@ def _check_format(catalog: Catalog, key_id: bytes) -> None:
     row = catalog.row(*_FORMAT)
     if row is None:
         with suppress(Conflict):
-            made = msgspec.msgpack.encode(_StoreFormat(FORMAT_VERSION, key_id))
-            catalog.put_row(*_FORMAT, made, expect=0)
+            expected = msgspec.msgpack.encode(_StoreFormat(FORMAT_VERSION, key_id))
+            catalog.put_row(*_FORMAT, expected, expect=0)
         return _check_format(catalog, key_id)
-    found = msgspec.msgpack.decode(row.value, type=thread_safe_struct(_StoreFormat))
-    if found.format > FORMAT_VERSION:
+    stored = msgspec.msgpack.decode(row.value, type=thread_safe_struct(_StoreFormat))
+    if stored.format > FORMAT_VERSION:
         raise Unsupported(
             "newer_format",
-            f"this store has format {found.format}, this ortet knows {FORMAT_VERSION}: upgrade "
+            f"this store has format {stored.format}, this ortet knows {FORMAT_VERSION}: upgrade "
             "ortet",
         )
-    if found.key_id != key_id:
+    if stored.key_id != key_id:
         raise Refused(
             "wrong_key",
-            f"this store has key {found.key_id.hex()}, not {key_id.hex()}: add &key_file=PATH with "
-            "a copy of the store's key",
+            f"this store has key {stored.key_id.hex()}, not {key_id.hex()}: add &key_file=PATH "
+            "with a copy of the store's key",
         )
     return None
 

@@ -51,17 +51,19 @@ def examine_servers(url: str, *, cache: Path, token: str = "") -> list[Capabilit
         return [_check_remote_server(url, token), _check_cache(cache)]
 
     address = parse_shared_url(url)
-    found = examine_database(address)
-    found.append(
+    database = examine_database(address)
+    database.append(
         _run_check("bucket", lambda: _check_bucket(address.bucket), "see the address after bucket=")
     )
     for name, valkey in (("valkey", address.signal), ("valkey cache", address.cache)):
         if valkey:
-            found.append(_run_check(name, partial(_check_valkey, name, valkey), _SIGNAL_DOWN_HINT))
+            database.append(
+                _run_check(name, partial(_check_valkey, name, valkey), _SIGNAL_DOWN_HINT)
+            )
     if not address.signal:
         what = "none, and none is needed: the database wakes hosts, and they share no cache"
-        found.append(Capability("valkey", True, what))
-    return [*found, _check_cache(cache)]
+        database.append(Capability("valkey", True, what))
+    return [*database, _check_cache(cache)]
 
 
 def _run_check(name: str, check: Callable[[], Capability], fix: str) -> Capability:
@@ -134,28 +136,30 @@ def _check_valkey(name: str, url: str) -> Capability:
 
     link = ValkeyClient(parsed(url), answer_timeout=_PROBE_TIMEOUT_SECONDS)
     link.check_login()  # raises a clear error if the login is refused
-    line = link.connect(_PROBE_TIMEOUT_SECONDS)
+    connection = link.connect(_PROBE_TIMEOUT_SECONDS)
     try:
-        told = _fields(line.call("INFO", "server")) | _fields(line.call("INFO", "memory"))
+        info = _fields(connection.call("INFO", "server")) | _fields(
+            connection.call("INFO", "memory")
+        )
         times = []
         for _ in range(_PING_SAMPLES):
             began = time.perf_counter()
-            line.call("PING")
+            connection.call("PING")
             times.append(time.perf_counter() - began)
     except link.connection_errors as error:
         why = " ".join(str(error).split())
         return Capability(name, False, f"{link.address} does not answer ({why})", _SIGNAL_DOWN_HINT)
     finally:
-        line.close()
-    version = told.get("valkey_version") or told.get("redis_version", "?")
+        connection.close()
+    version = info.get("valkey_version") or info.get("redis_version", "?")
     detail = f"{version}, {min(times) * 1000:.1f} ms"
-    if told.get("maxmemory", "0") == "0":
+    if info.get("maxmemory", "0") == "0":
         detail += ", no limit of its memory"
     return Capability(name, True, detail)
 
 
 def _fields(info: Any) -> dict[str, str]:
-    pairs = (line.partition(":") for line in info.decode().splitlines())
+    pairs = (connection.partition(":") for connection in info.decode().splitlines())
     return {name: value.strip() for name, mark, value in pairs if mark}
 
 
@@ -164,13 +168,13 @@ def _check_cache(directory: Path) -> Capability:
 
     It holds the objects read by this host, and with durable=local those not uploaded yet.
     """
-    at = directory
-    while not at.exists() and at != at.parent:
-        at = at.parent
-    if not at.is_dir() or not os.access(at, os.W_OK | os.X_OK):
+    existing = directory
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         fix = "set XDG_CACHE_HOME to a directory that you may write"
         return Capability("cache", False, f"{directory} cannot be written", fix)
-    free = shutil.disk_usage(at).free
+    free = shutil.disk_usage(existing).free
     detail = f"{directory}, {free / (1 << 30):.1f} GiB free"
     if free < _MIN_CACHE_BYTES:
         fix = f"give it {_MIN_CACHE_BYTES >> 30} GiB, or set XDG_CACHE_HOME to a larger disk"
@@ -323,16 +327,16 @@ def _check_schema(address: SharedStoreAddress, state: _DatabaseState) -> Capabil
 
     name, newest = "schema", len(MIGRATIONS)
     try:
-        found = read_format_at(address) if state.made else 0
+        version = read_format_at(address) if state.made else 0
     except OrtetError as error:
         return Capability(name, False, str(error), "see the line about rights")
-    if found == 0:
+    if version == 0:
         return Capability(name, True, f"{address.schema}: no store yet, `ortet init` makes one")
-    detail = f"{address.schema}, format {found}"
-    if found < newest:
+    detail = f"{address.schema}, format {version}"
+    if version < newest:
         fix = "back up, then run `ortet migrate`: who opens it first does the same"
         return Capability(name, False, f"{detail}, this release has {newest}", fix)
-    if found > newest:
+    if version > newest:
         return Capability(name, False, f"{detail}, known here: {newest}", "upgrade ortet")
     return Capability(name, True, detail)
 

@@ -89,10 +89,10 @@ class Bisect:
 
     def candidates(self) -> list[str]:
         """Return the bad commit and its first parents that are not known to be good."""
-        line, at = [self.state.bad], self._parents_of(self.state.bad)[:1]
-        while at and at[0] not in self._good:
-            line.append(at[0])
-            at = self._parents_of(at[0])[:1]
+        line, next_oids = [self.state.bad], self._parents_of(self.state.bad)[:1]
+        while next_oids and next_oids[0] not in self._good:
+            line.append(next_oids[0])
+            next_oids = self._parents_of(next_oids[0])[:1]
         return line
 
     def _merged_candidates(self) -> list[str]:
@@ -100,19 +100,19 @@ class Bisect:
         return [oid for oid in self._parents_of(self.state.bad)[1:] if oid not in self._good]
 
     def _mark_good_with_ancestors(self, oid: str) -> None:
-        found, stack = {oid}, [oid]
+        ancestors, stack = {oid}, [oid]
         while stack:
             for parent in self._parents_of(stack.pop()):
-                if parent not in found and parent not in self._good:
-                    found.add(parent)
+                if parent not in ancestors and parent not in self._good:
+                    ancestors.add(parent)
                     stack.append(parent)
-        if self.state.bad in found:
+        if self.state.bad in ancestors:
             raise Invalid(
                 "contradiction",
                 f"{oid[:12]} has the bad commit {self.state.bad[:12]} in its history, so it cannot "
                 "be good: start again, perhaps with good and bad exchanged",
             )
-        self._good |= found
+        self._good |= ancestors
 
     def _update_state(self, **news: Any) -> None:
         self.state = msgspec.structs.replace(self.state, tested=self.state.tested + 1, **news)

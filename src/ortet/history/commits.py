@@ -120,19 +120,19 @@ class History:
 
     def nth_parent(self, oid: Oid, n: int) -> Oid:
         """Return the commit that is n steps back along first parents."""
-        found = list(islice(self.first_parents(oid), n, n + 1)) if n < _MAX_PARENT_STEPS else []
-        if not found:
+        parents = list(islice(self.first_parents(oid), n, n + 1)) if n < _MAX_PARENT_STEPS else []
+        if not parents:
             few = "no commit comes" if n == 1 else f"fewer than {n} commits come"
             raise NotFound("no_parent", f"{few} before {to_hex(oid)[:12]}: `ortet log` shows them")
-        return found[0]
+        return parents[0]
 
     def first_parents(self, oid: Oid) -> Iterator[Oid]:
         """Yield the commit and its first parents, newest first."""
-        at: Oid | None = oid
-        while at is not None:
-            yield at
-            parents = self.read(at).parents
-            at = parents[0] if parents else None
+        current: Oid | None = oid
+        while current is not None:
+            yield current
+            parents = self.read(current).parents
+            current = parents[0] if parents else None
 
     def log(
         self, oid: Oid, *, limit: int | None = None, first_parent: bool = False
@@ -143,8 +143,8 @@ class History:
         """
         optional(COUNT, limit=limit)
         order = self.first_parents(oid) if first_parent else self._topological_order(oid)
-        for found in islice(order, limit):
-            yield self.info(found)
+        for entry in islice(order, limit):
+            yield self.info(entry)
 
     def ancestors(self, *oids: Oid) -> Iterator[Oid]:
         """Yield these commits and all their ancestors, each once, in no defined order."""
@@ -167,36 +167,36 @@ class History:
         Of several (after a criss-cross merge) return the newest, then the one with the lowest id.
         """
         marks = self._mark_reachable(a, b)
-        found = [oid for oid, mark in marks.items() if mark == _OURS | _THEIRS]
-        if len(found) > 1:
+        common = [oid for oid, mark in marks.items() if mark == _OURS | _THEIRS]
+        if len(common) > 1:
             # Clocks that disagree can leave a commit that is an ancestor of another one found.
-            found = [
+            common = [
                 oid
-                for oid in found
-                if not any(oid != other and self.is_ancestor(oid, other) for other in found)
+                for oid in common
+                if not any(oid != other and self.is_ancestor(oid, other) for other in common)
             ]
-        return min(found, key=lambda oid: (-self.read(oid).time, oid), default=None)
+        return min(common, key=lambda oid: (-self.read(oid).time, oid), default=None)
 
     def _topological_order(self, oid: Oid) -> Iterator[Oid]:
         """Yield the commit and its ancestors, children before parents.
 
         While each commit has one parent, a commit is read only when the caller asks for it.
         """
-        at = oid
-        while len(parents := self.read(at).parents) < 2:
-            yield at
+        current = oid
+        while len(parents := self.read(current).parents) < 2:
+            yield current
             if not parents:
                 return
-            at = parents[0]
-        children = dict.fromkeys(self.ancestors(at), 0)
-        for found in children:
-            for parent in self.read(found).parents:
+            current = parents[0]
+        children = dict.fromkeys(self.ancestors(current), 0)
+        for commit in children:
+            for parent in self.read(commit).parents:
                 children[parent] += 1
-        ready = [(-self.read(at).time, at)]
+        ready = [(-self.read(current).time, current)]
         while ready:
-            found = heappop(ready)[1]
-            yield found
-            for parent in self.read(found).parents:
+            commit = heappop(ready)[1]
+            yield commit
+            for parent in self.read(commit).parents:
                 children[parent] -= 1
                 if not children[parent]:
                     heappush(ready, (-self.read(parent).time, parent))

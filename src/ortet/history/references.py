@@ -202,21 +202,21 @@ def _processes(data: bytes) -> list[ObjectRef]:
 
 
 def _page_map(data: bytes) -> list[ObjectRef]:
-    found = decode(PageMap, data)
-    count, rest = divmod(len(found.children), OID_BYTES)
-    sane = 0 <= found.level < 8 and not rest and found.pages > 0
+    page_map = decode(PageMap, data)
+    count, rest = divmod(len(page_map.children), OID_BYTES)
+    sane = 0 <= page_map.level < 8 and not rest and page_map.pages > 0
     used, pages = set[int](), 0
-    for number, first, length in found.extents if sane else ():
-        zeros = number == -1 and not found.level
+    for number, first, length in page_map.extents if sane else ():
+        zeros = number == -1 and not page_map.level
         sane = sane and (zeros or 0 <= number < count) and length > 0 <= first
-        sane = sane and (not first or (not found.level and not zeros))
+        sane = sane and (not first or (not page_map.level and not zeros))
         pages += length
         used.add(number)
-    if not sane or pages != found.pages or len(used - {-1}) != count:
+    if not sane or pages != page_map.pages or len(used - {-1}) != count:
         raise _bad_pages("its extents are malformed")
-    kind = Kind.PAGES if found.level else Kind.BLOB
-    starts = range(0, len(found.children), OID_BYTES)
-    return [ObjectRef(Oid(found.children[start : start + OID_BYTES]), kind) for start in starts]
+    kind = Kind.PAGES if page_map.level else Kind.BLOB
+    starts = range(0, len(page_map.children), OID_BYTES)
+    return [ObjectRef(Oid(page_map.children[start : start + OID_BYTES]), kind) for start in starts]
 
 
 def _tree(data: bytes) -> list[ObjectRef]:

@@ -174,10 +174,10 @@ class Refs:
         A caller with restricted visibility sees only moves since the ref was last created. An
         earlier ref of the same name may have belonged to another user.
         """
-        found: list[Op] = []
-        while page := self._catalog.ops(f"{kind}:{name}", after=found[-1].seq if found else 0):
-            found += page
-        return found[::-1] if self.is_visible is None else since_creation(found[::-1])
+        moves: list[Op] = []
+        while page := self._catalog.ops(f"{kind}:{name}", after=moves[-1].seq if moves else 0):
+            moves += page
+        return moves[::-1] if self.is_visible is None else since_creation(moves[::-1])
 
     def resolve(self, ref: Ref, default_branch: str | None = None) -> Oid:
         """Return the commit that `ref` names.
@@ -191,16 +191,16 @@ class Refs:
         match = _REF_SYNTAX.fullmatch(text)
         if match is None:
             raise self._unknown_ref(text)
-        base, at = match["base"], match["at"]
+        base, position = match["base"], match["at"]
         head = None
         if base == "" or base in _HEAD_NAMES:
             base = f"branch:{default_branch or self._only_branch()}"
             # Not _find_head: a deep fork's name may exceed the limit.
             head = self._catalog.head(base)
-            if head is None and (at is None or not self._catalog.ops(base)):
+            if head is None and (position is None or not self._catalog.ops(base)):
                 raise NotFound("no_commit", "no commit yet: run `ortet commit`")
-        if at is not None:
-            oid = self._resolve_reflog(base, int(at))
+        if position is not None:
+            oid = self._resolve_reflog(base, int(position))
         else:
             oid = head.oid if head is not None else self._resolve_base(base)
         # If the commit is not visible, its ancestors are not visible either.
@@ -219,8 +219,8 @@ class Refs:
             return head.oid
         if len(text) < MIN_PREFIX_DIGITS or not _HEX.fullmatch(text):
             raise self._unknown_ref(text)
-        found = self._find_by_prefix(text.lower())
-        commits = sorted(oid for oid, kind in found if kind == Kind.COMMIT)
+        matches = self._find_by_prefix(text.lower())
+        commits = sorted(oid for oid, kind in matches if kind == Kind.COMMIT)
         if self.is_visible is not None:
             commits = [oid for oid in commits if self.is_visible(oid)]
         if len(commits) == 1:
@@ -232,10 +232,11 @@ class Refs:
                 f"{text} is the start of {len(ids)} commits ({_join_first(ids)}): give more digits",
                 candidates=ids,
             )
-        if found and self.is_visible is None:
+        if matches and self.is_visible is None:
             raise NotFound(
                 "no_commit",
-                f"{text} is a {found[0][1].name.lower()}, not a commit: `ortet log` lists commits",
+                f"{text} is a {matches[0][1].name.lower()}, not a commit: "
+                "`ortet log` lists commits",
             )
         raise self._unknown_ref(text)
 
@@ -296,10 +297,10 @@ class Refs:
 
     def _list(self, kind: RefKind) -> list[Head]:
         prefix = f"{kind}:"
-        found: list[Head] = []
-        while page := self._catalog.heads(prefix, after=found[-1].name if found else ""):
-            found += page
-        return [msgspec.structs.replace(h, name=h.name.removeprefix(prefix)) for h in found]
+        heads: list[Head] = []
+        while page := self._catalog.heads(prefix, after=heads[-1].name if heads else ""):
+            heads += page
+        return [msgspec.structs.replace(h, name=h.name.removeprefix(prefix)) for h in heads]
 
 
 def since_creation(ops: Sequence[Op]) -> list[Op]:

@@ -53,7 +53,7 @@ def find_leftovers(store: Path, machines: Collection[str]) -> list[Leftover]:
         machines: The ids of all machines in the catalog. A locked home is in use and not returned.
     """
     local = store / "local"
-    found = [
+    leftovers = [
         *_processes(local / "machines"),
         *_mounts(local / "machines"),
         *_homes(local / "machines", machines),
@@ -62,7 +62,7 @@ def find_leftovers(store: Path, machines: Collection[str]) -> list[Leftover]:
         *_sockets(local / "signal"),
         *_sockets(local / "agent", socket.SOCK_STREAM),
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(leftovers))
 
 
 def remove_leftovers(leftovers: Iterable[Leftover]) -> int:
@@ -78,8 +78,8 @@ def remove_leftovers(leftovers: Iterable[Leftover]) -> int:
             elif leftover.what == "group":
                 remove_group(path)
             else:
-                with open_directory(path.parent) as at:
-                    remove_tree(at, os.fsencode(path.name))
+                with open_directory(path.parent) as parent_fd:
+                    remove_tree(parent_fd, os.fsencode(path.name))
         done += 1
     return done
 
@@ -110,8 +110,8 @@ def _processes(place: Path) -> Iterator[Leftover]:
         with suppress(OSError):
             space = os.readlink(f"/proc/{pid}/ns/mnt")
             if space not in seen:
-                _, found, rest = Path(f"/proc/{pid}/mountinfo").read_bytes().partition(begin)
-                seen[space] = os.fsdecode(rest.partition(b"/")[0]) if found else ""
+                _, separator, rest = Path(f"/proc/{pid}/mountinfo").read_bytes().partition(begin)
+                seen[space] = os.fsdecode(rest.partition(b"/")[0]) if separator else ""
             home = place / seen[space]
             if seen[space] and home.is_dir() and not _in_use(home):
                 yield Leftover("process", str(home), int(pid))
@@ -121,10 +121,12 @@ def _mounts(place: Path) -> Iterator[Leftover]:
     """Yield mounts of this process's namespace inside unused homes, innermost first."""
     top = os.path.realpath(place)
     with suppress(OSError):
-        found = parse_mounts(Path("/proc/self/mountinfo").read_bytes())
-        for at in sorted((one.at for one in found if one.at.startswith(f"{top}/")), reverse=True):
-            if not _in_use(Path(top, at[len(top) + 1 :].partition("/")[0])):
-                yield Leftover("mount", at)
+        mounts = parse_mounts(Path("/proc/self/mountinfo").read_bytes())
+        for mount_point in sorted(
+            (one.at for one in mounts if one.at.startswith(f"{top}/")), reverse=True
+        ):
+            if not _in_use(Path(top, mount_point[len(top) + 1 :].partition("/")[0])):
+                yield Leftover("mount", mount_point)
 
 
 def _homes(place: Path, machines: Collection[str]) -> Iterator[Leftover]:
@@ -196,18 +198,20 @@ def _sockets(place: Path, kind: int = socket.SOCK_DGRAM) -> Iterator[Leftover]:
     """Yield sockets whose listener is dead."""
     if not place.is_dir():
         return
-    at = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory_fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield from _probe_sockets(place, at, kind)
+        yield from _probe_sockets(place, directory_fd, kind)
     finally:
-        os.close(at)
+        os.close(directory_fd)
 
 
-def _probe_sockets(place: Path, at: int, kind: int) -> Iterator[Leftover]:
+def _probe_sockets(place: Path, directory_fd: int, kind: int) -> Iterator[Leftover]:
     for path in sorted([*place.glob("*.sock"), *place.glob("sock")]):
         with socket.socket(socket.AF_UNIX, kind) as probe:
             try:
-                probe.connect(f"/proc/self/fd/{at}/{path.name}")  # the full path may be too long
+                probe.connect(
+                    f"/proc/self/fd/{directory_fd}/{path.name}"
+                )  # the full path may be too long
             except OSError as error:
                 if error.errno == errno.ECONNREFUSED:
                     yield Leftover("socket", str(path))

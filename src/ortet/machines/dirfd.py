@@ -34,11 +34,11 @@ class DirFdCache:
     def fd(self, path: bytes) -> int:
         if not path:
             return self._root
-        found = self._open.pop(path, None)
-        if found is None:
-            found = self._descend(path)
-        self._open[path] = found
-        return found
+        fd = self._open.pop(path, None)
+        if fd is None:
+            fd = self._descend(path)
+        self._open[path] = fd
+        return fd
 
     def open_parent(self, path: bytes) -> tuple[int, bytes]:
         """Return the descriptor of the directory that holds `path`, and the checked last name."""

@@ -74,11 +74,11 @@ def _nearest_directory(path: Path) -> Path:
 
 def _reflink(directory: Path) -> Capability:
     """Test copies that share content until one is changed, on the file system of the store."""
-    with (directory / "one").open("wb+") as one, (directory / "two").open("wb") as two:
-        one.write(b"x" * 4096)
-        one.flush()
+    with (directory / "one").open("wb+") as source, (directory / "two").open("wb") as copy:
+        source.write(b"x" * 4096)
+        source.flush()
         try:
-            fcntl.ioctl(two.fileno(), FICLONE, one.fileno())
+            fcntl.ioctl(copy.fileno(), FICLONE, source.fileno())
         except OSError as error:
             why = f"the file system cannot share the content of copies ({error.strerror})"
             fix = "put the store on btrfs or xfs; the overlay engine does not need it"

@@ -102,8 +102,8 @@ class FolderEngine(Engine):
     def remove(self, home: Path) -> None:
         _recover(home)
         try:
-            with open_directory(home.parent) as at:
-                remove_tree(at, os.fsencode(home.name))
+            with open_directory(home.parent) as parent_fd:
+                remove_tree(parent_fd, os.fsencode(home.name))
         except FileNotFoundError:
             return
         except OSError as error:

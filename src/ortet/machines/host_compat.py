@@ -57,8 +57,8 @@ def this_host(version: str) -> HostProfile:
 
 def cpu_features(cpuinfo: str, arch: str) -> list[str]:
     """Return the CPU features that programs can use, from the first processor in /proc/cpuinfo."""
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
-    names = set(found[1].split()) if found else set[str]()
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
+    names = set(match[1].split()) if match else set[str]()
     if arch in ("x86_64", "i686"):
         names = {name for name in names if _PROGRAM_CPU_FEATURES.fullmatch(name)}
     return sorted(names)
@@ -122,5 +122,5 @@ def _missing(wanted: Iterable[str], available: Iterable[str]) -> list[str]:
 
 
 def _version_numbers(version: str) -> tuple[int, ...]:
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()

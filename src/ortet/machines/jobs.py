@@ -157,8 +157,8 @@ class Job:
         if isinstance(data, str):
             data = data.encode("utf-8", "surrogateescape")
         until = time.monotonic() + wait
-        for at in range(0, len(data), _INPUT_CHUNK_BYTES):
-            self._feed(data[at : at + _INPUT_CHUNK_BYTES], until)
+        for offset in range(0, len(data), _INPUT_CHUNK_BYTES):
+            self._feed(data[offset : offset + _INPUT_CHUNK_BYTES], until)
         if eof:
             self._request({"do": "write", "id": self.id, "eof": True})
 

@@ -43,23 +43,23 @@ def parse_limits(options: Mapping[str, Any]) -> MachineLimits:
         Invalid: "bad_limits", for an unknown key or a value out of range.
     """
     require(DICT._replace(kind="bad_limits"), limits=options)
-    found: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     for name, value in options.items():
         if name not in _MINIMUMS:
             raise Invalid("bad_limits", f"limits have no {name!r}: give memory, cpu or pids")
         if value is None:
             continue
-        found[name] = _size(value) if name == "memory" else value
+        limits[name] = _size(value) if name == "memory" else value
         sort = NUMBER if name == "cpu" else POSITIVE_COUNT
-        require(sort._replace(kind="bad_limits"), **{f"limits[{name!r}]": found[name]})
-        if found[name] < _MINIMUMS[name]:
+        require(sort._replace(kind="bad_limits"), **{f"limits[{name!r}]": limits[name]})
+        if limits[name] < _MINIMUMS[name]:
             raise Invalid(
                 "bad_limits",
                 f"limits[{name!r}] is {value!r}: give at least {_MINIMUMS[name]}, or leave it out",
             )
-        if found[name] > _MAX_VALUE:
+        if limits[name] > _MAX_VALUE:
             raise Invalid("bad_limits", f"limits[{name!r}] is more than any host has: give less")
-    return MachineLimits(**found)
+    return MachineLimits(**limits)
 
 
 def _size(value: Any) -> Any:

@@ -24,7 +24,7 @@ def poll_readable(*sources: int | _Source, seconds: float | None = 0.0) -> list[
     without limit if `seconds` is None.
     """
     poll = select.poll()
-    for one in sources:
-        poll.register(one, select.POLLIN)
+    for source in sources:
+        poll.register(source, select.POLLIN)
     most = None if seconds is None else min(max(0.0, seconds), MAX_POLL_SECONDS) * 1000
     return [fd for fd, _ in poll.poll(most)]

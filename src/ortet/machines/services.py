@@ -58,17 +58,19 @@ def make_storable(jobs: Sequence[JobInfo]) -> list[JobInfo]:
 
 def put_services(objects: ObjectStore, jobs: Sequence[JobInfo], place: str) -> bytes:
     """Store the running services among `jobs`, sorted by name; return b"" for none."""
-    found = [
+    services = [
         Service(job.name, job.argv, _below(job.cwd, place))
         for job in sorted(make_storable(jobs), key=lambda job: job.name)
         if job.declared and job.code is None
     ]
     if objects.scanner is not None:
-        for one in found:
-            where = f"the command of service {one.name!r}"
-            objects.scanner.text(shlex.join(one.argv), where, "end it, and give secrets to s.run")
-            objects.scanner.data("\0".join(one.argv).encode("utf-8", "surrogateescape"), where)
-    return objects.put(Kind.META, encode(found)) if found else b""
+        for service in services:
+            where = f"the command of service {service.name!r}"
+            objects.scanner.text(
+                shlex.join(service.argv), where, "end it, and give secrets to s.run"
+            )
+            objects.scanner.data("\0".join(service.argv).encode("utf-8", "surrogateescape"), where)
+    return objects.put(Kind.META, encode(services)) if services else b""
 
 
 def load_services(objects: ObjectStore, image: Image) -> list[Service]:
@@ -107,7 +109,7 @@ def service_losses(objects: ObjectStore, image: Image, engine: str) -> list[Loss
     """
     again = "start it with" if engine == "folder" else "--restart (restart=True) starts it:"
     try:
-        found = load_services(objects, image)
+        services = load_services(objects, image)
     except OrtetError as error:  # the files are restored; that is enough to continue
         return [Loss("", "process", f"what ran at this commit cannot be read: {error}")]
     losses = [
@@ -117,7 +119,7 @@ def service_losses(objects: ObjectStore, image: Image, engine: str) -> list[Loss
             f"it ran at this commit and does not come back with engine {engine!r}: {again} "
             f"`{shlex.join(one.argv)}` in {one.cwd or '.'}",
         )
-        for one in found
+        for one in services
     ]
     if image.processes and not losses:
         why = f"programs that ran at this commit do not come back with engine {engine!r}"

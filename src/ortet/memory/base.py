@@ -46,7 +46,7 @@ class TermPostings(Protocol):
         """Return the number of documents with each term.
 
         The number is exact up to a limit. Above it the number is estimated from the nearest
-        stretches.
+        ranges.
         """
 
     def ids_with_term(self, term: str) -> list[int]:

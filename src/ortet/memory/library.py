@@ -79,10 +79,8 @@ class Library:
         raise last
 
     def _catch_up(self, paths: Sequence[TimelinePath], read_documents: ReadDocuments) -> None:
-        standing = self._index.index_state({span.timeline for path in paths for span in path.spans})
-        self._index.add_pages(
-            _missing_pages(paths, standing.indexed, read_documents), standing.mark
-        )
+        state = self._index.index_state({span.timeline for path in paths for span in path.spans})
+        self._index.add_pages(_missing_pages(paths, state.indexed, read_documents), state.mark)
 
     def _create_semantic_index(self, embedder: Embedder) -> SemanticIndex:
         if self._index_factory is not None:
@@ -98,11 +96,11 @@ class Library:
 
             try:
                 require_package("numpy", "embed")  # needed by the vector modules
-                found = find_embedder(self._embedder)
+                embedder = find_embedder(self._embedder)
             except Unsupported as missing:  # words can still be searched on this host
                 return _UnavailableRanker(f"failed: {missing.message}")
-            self._cosine_weight = trust_of(found)
-            self._semantic_index = self._create_semantic_index(found)
+            self._cosine_weight = trust_of(embedder)
+            self._semantic_index = self._create_semantic_index(embedder)
         return (
             self._semantic_index.ranker(self._index, read_documents)
             if self._semantic_index is not None

@@ -82,12 +82,12 @@ def read_through(
 
     Expired notes are removed on reading, so that both ways give the same result.
     """
-    kept = cache.get(key)
-    found = None if kept is None else _decode_cached(kept)
-    if found is None or not key.startswith(f"{_KEY_PREFIX}{found.timeline}/{found.seq}/"):
-        found = make()
-        cache.put(key, encode(found), CACHE_TTL_NS)
-    return found.without_expired_notes(now)
+    cached = cache.get(key)
+    decoded = None if cached is None else _decode_cached(cached)
+    if decoded is None or not key.startswith(f"{_KEY_PREFIX}{decoded.timeline}/{decoded.seq}/"):
+        decoded = make()
+        cache.put(key, encode(decoded), CACHE_TTL_NS)
+    return decoded.without_expired_notes(now)
 
 
 def clear_working_memory(cache: Cache) -> None:

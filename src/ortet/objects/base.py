@@ -125,8 +125,8 @@ class DryRunObjectStore(ObjectStore):
         return oid
 
     def get(self, oid: Oid) -> bytes:
-        kept = self._objects.get(oid)
-        return self._base.get(oid) if kept is None else kept
+        data = self._objects.get(oid)
+        return self._base.get(oid) if data is None else data
 
     def has(self, oid: Oid) -> bool:
         return oid in self._objects or self._base.has(oid)

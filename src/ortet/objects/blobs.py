@@ -222,9 +222,9 @@ def _read_window(
     objects: ObjectStore, window: list[tuple[Oid, int, int]], start: int, stop: int
 ) -> Iterator[bytes]:
     """Yield some blocks in file order. They are read in pack order."""
-    found = dict(objects.get_many(oid for oid, _, _ in window))
+    contents = dict(objects.get_many(oid for oid, _, _ in window))
     for oid, offset, size in window:
-        data = _check_blob_size(found[oid], size, oid)
+        data = _check_blob_size(contents[oid], size, oid)
         yield (
             data
             if start <= offset and offset + size <= stop

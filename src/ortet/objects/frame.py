@@ -117,8 +117,8 @@ def _compress_payload(raw: bytes, compressor: Compressor) -> tuple[int, bytes]:
     return (ZSTD, packed) if len(packed) < _MAX_COMPRESSED_RATIO * len(raw) else (RAW, raw)
 
 
-def parse_header(data: bytes, at: int = 0, *, offset: int = 0) -> FrameHeader:
-    """Return the header at `data[at:]`.
+def parse_header(data: bytes, start: int = 0, *, offset: int = 0) -> FrameHeader:
+    """Return the header at `data[start:]`.
 
     Its checksum also covers the table, so the header is verified only by `read_table`.
 
@@ -126,17 +126,17 @@ def parse_header(data: bytes, at: int = 0, *, offset: int = 0) -> FrameHeader:
         Corrupt: a field has an impossible value or the header is incomplete.
         Unsupported: a newer Ortet wrote the frame.
     """
-    if data[at : at + 4] != MAGIC:
+    if data[start : start + 4] != MAGIC:
         raise corrupt_frame(offset, "no frame begins here")
-    if len(data) > at + 4 and data[at + 4] > FORMAT_VERSION:
+    if len(data) > start + 4 and data[start + 4] > FORMAT_VERSION:
         raise Unsupported(
             "newer_format",
-            f"the store has frames of format {data[at + 4]}, this ortet knows "
+            f"the store has frames of format {data[start + 4]}, this ortet knows "
             f"{FORMAT_VERSION}: upgrade ortet",
         )
-    if len(data) - at < HEADER_BYTES:
+    if len(data) - start < HEADER_BYTES:
         raise corrupt_frame(offset, "its header is cut short", TRUNCATED_FRAME)
-    header = FrameHeader(*_HEAD.unpack_from(data, at))
+    header = FrameHeader(*_HEAD.unpack_from(data, start))
     if header.raw > MAX_RAW or header.stored > header.raw or header.count > MAX_OBJECTS:
         raise corrupt_frame(offset, "its header asks for more than a frame can hold")
     if header.codec not in (RAW, ZSTD) or (header.codec == RAW and header.stored != header.raw):
@@ -144,24 +144,24 @@ def parse_header(data: bytes, at: int = 0, *, offset: int = 0) -> FrameHeader:
     return header
 
 
-def read_table(data: bytes, at: int, header: FrameHeader, *, offset: int = 0) -> FrameInfo:
+def read_table(data: bytes, start: int, header: FrameHeader, *, offset: int = 0) -> FrameInfo:
     """Check header and table, and return them.
 
-    `data` has the table directly after the header at `at`.
+    `data` has the table directly after the header at `start`.
     """
-    start = at + HEADER_BYTES
-    table = data[start : start + header.table_bytes]
-    if checksum(data[at : start - _CHECKSUM_BYTES], table) != header.head_sum:
+    table_start = start + HEADER_BYTES
+    table = data[table_start : table_start + header.table_bytes]
+    if checksum(data[start : table_start - _CHECKSUM_BYTES], table) != header.head_sum:
         raise corrupt_frame(offset, "header and table do not match their checksum")
     if header.flags:
         raise Unsupported(
             "newer_format",
             "the store has frames with flags this ortet does not know: upgrade ortet",
         )
-    lead = FrameInfo(offset, header, data[at:start], table)
-    if sum([row[2] for row in lead.rows()]) != header.raw:
+    frame_info = FrameInfo(offset, header, data[start:table_start], table)
+    if sum([row[2] for row in frame_info.rows()]) != header.raw:
         raise corrupt_frame(offset, "the lengths in its table do not add up")
-    return lead
+    return frame_info
 
 
 def check_payload(header: FrameHeader, payload: bytes | memoryview, *, offset: int = 0) -> None:
@@ -196,10 +196,10 @@ def scan(read: ReadAt, start: int, stop: int) -> Iterator[FrameInfo]:
                 start,
                 read(start, max(header.payload_start, min(_SCAN_WINDOW_BYTES, stop - start))),
             )
-        lead = read_table(window, start - base, header, offset=start)
+        frame_info = read_table(window, start - base, header, offset=start)
         if start + header.size > stop:
             raise corrupt_frame(start, "its payload is cut short", TRUNCATED_FRAME)
-        yield lead
+        yield frame_info
         start += header.size
 
 
@@ -210,13 +210,13 @@ def resync(read: ReadAt, start: int, stop: int) -> int | None:
     """
     while start < stop:
         window = read(start, _SCAN_WINDOW_BYTES * 16)
-        at = window.find(MAGIC)
-        if at < 0:
+        position = window.find(MAGIC)
+        if position < 0:
             start += max(1, len(window) - len(MAGIC) + 1)
             continue
-        if _is_frame_at(read, start + at, stop):
-            return start + at
-        start += at + 1
+        if _is_frame_at(read, start + position, stop):
+            return start + position
+        start += position + 1
     return None
 
 

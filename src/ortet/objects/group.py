@@ -75,7 +75,7 @@ def load_groups(
 ) -> tuple[list[PackGroup], set[str]]:
     """Return the groups to search, largest first, and the ids of the packs that they cover."""
     held = {group.path.name: group for group in loaded}
-    found: list[PackGroup] = []
+    groups: list[PackGroup] = []
     for name in os.listdir(directory):
         if name.endswith(GROUP_SUFFIX):
             group = held.get(name)
@@ -84,11 +84,11 @@ def load_groups(
                     group = PackGroup(directory / name, open_index(directory / name), packs)
                 else:
                     group.update_packs(packs)
-                found.append(group)
-    found.sort(key=lambda group: (len(group.packs), group.path.name), reverse=True)
+                groups.append(group)
+    groups.sort(key=lambda group: (len(group.packs), group.path.name), reverse=True)
     used: list[PackGroup] = []
     covered: set[str] = set()
-    for group in found:
+    for group in groups:
         alive = {pack.id for pack in group.packs if pack is not None}
         if not alive <= covered:
             covered |= alive

@@ -181,7 +181,9 @@ class Pack(PackSource):
 
     def build_index(self) -> PackIndex:
         """Build the index from all valid frame headers in the pack."""
-        entries = [entry for lead in valid_frames(self) for entry in self._index_entries(lead)]
+        entries = [
+            entry for frame_info in valid_frames(self) for entry in self._index_entries(frame_info)
+        ]
         return self._save_index(encode_index([(self.id, self.end)], entries))
 
     def _save_index(self, data: bytes) -> PackIndex:
@@ -200,17 +202,17 @@ class Pack(PackSource):
 
 def valid_frames(source: FrameSource) -> Iterator[frame.FrameInfo]:
     """Yield every frame with a valid header. Continue after damaged frames."""
-    at: int | None = 0
+    position: int | None = 0
     stop = source.end
-    while at is not None:
-        start = at
+    while position is not None:
+        start = position
         try:
-            for lead in frame.scan(source.read, start, stop):
-                yield lead
-                start = lead.offset + lead.header.size
+            for frame_info in frame.scan(source.read, start, stop):
+                yield frame_info
+                start = frame_info.offset + frame_info.header.size
             return
         except Corrupt:
-            at = frame.resync(source.read, start + 1, stop)
+            position = frame.resync(source.read, start + 1, stop)
 
 
 def list_packs(bucket: Bucket) -> dict[str, int]:

@@ -177,26 +177,26 @@ class PackIndex:
         )
         first, last = (0, count) if count <= _LINEAR_SEARCH_MAX else self._bisect(base, count, oid)
         block = self._data[base + first * OID_BYTES : base + last * OID_BYTES]
-        at = block.find(oid)
-        while at % OID_BYTES and at > 0:
-            at = block.find(oid, at + 1)
-        if at < 0:
+        position = block.find(oid)
+        while position % OID_BYTES and position > 0:
+            position = block.find(oid, position + 1)
+        if position < 0:
             return None
-        return self._row(base, count, first + at // OID_BYTES)
+        return self._row(base, count, first + position // OID_BYTES)
 
     def find_all(self, oid: Oid) -> Iterator[PackLocation]:
         """Yield every location of an object. It may be in several packs."""
         base, count = self._slot_bounds(oid[0])
         for number in range(self._bisect(base, count, oid)[0], count):
-            found = self._oid(base, number)
-            if found > oid:
+            candidate = self._oid(base, number)
+            if candidate > oid:
                 return
-            if found == oid:
+            if candidate == oid:
                 yield self._row(base, count, number)
 
     def _oid(self, base: int, number: int) -> bytes:
-        at = base + number * OID_BYTES
-        return self._data[at : at + OID_BYTES]
+        start = base + number * OID_BYTES
+        return self._data[start : start + OID_BYTES]
 
     def filter_words(self, slot: int) -> list[int]:
         """Return the filter word of each oid in a slot. See AbsenceFilter."""

@@ -206,46 +206,46 @@ class PackSet:
 
     def find(self, oid: Oid) -> ObjectLocation | None:
         """Return the location of an object, without a refresh from disk."""
-        spot = self.find_durable(oid)
-        if spot is not None:
-            return spot
+        location = self.find_durable(oid)
+        if location is not None:
+            return location
         if (tail := self.find_foreign_tail(oid)) is not None:
-            spot = tail.find(oid)
-        if spot is None and self.marked_for_deletion:
-            spot = next(self.copies(oid), None)
-        return spot
+            location = tail.find(oid)
+        if location is None and self.marked_for_deletion:
+            location = next(self.copies(oid), None)
+        return location
 
     def find_durable(self, oid: Oid) -> ObjectLocation | None:
         """Return the location of an object only if it is durable now or after our next flush.
 
         Packs that are marked for deletion do not count.
         """
-        spot = self.find_in_own_tails(oid)
-        if spot is not None:
-            return spot
+        location = self.find_in_own_tails(oid)
+        if location is not None:
+            return location
         tables, absent = self._tables_and_filter
         if tables and oid not in absent:
             for table in tables:
                 try:
-                    spot = table.find(oid)
+                    location = table.find(oid)
                 except NotFound:  # deleted by a sweep since the last refresh
                     continue
                 except Corrupt:
                     self._drop_corrupt_table(table)
                     return self.find_durable(oid)
-                if spot is not None:
+                if location is not None:
                     marked = self.marked_for_deletion
-                    if not marked or spot[0].id not in marked:
-                        return spot
+                    if not marked or location[0].id not in marked:
+                        return location
                     return next((x for x in self.copies(oid) if x[0].id not in marked), None)
         return None
 
     def find_in_own_tails(self, oid: Oid) -> ObjectLocation | None:
         """Return the location of an object in our own tails."""
         for tail in self.own_tails:
-            spot = tail.find(oid)
-            if spot is not None:
-                return spot
+            location = tail.find(oid)
+            if location is not None:
+                return location
         return None
 
     def find_foreign_tail(self, oid: Oid) -> Tail | None:
@@ -258,9 +258,9 @@ class PackSet:
     def copies(self, oid: Oid) -> Iterator[ObjectLocation]:
         """Yield every location of the object."""
         for tail in (*self.own_tails, *self.foreign_tails):
-            spot = tail.find(oid)
-            if spot is not None:
-                yield spot
+            location = tail.find(oid)
+            if location is not None:
+                yield location
         for table in self.tables:
             with contextlib.suppress(NotFound, Corrupt):
                 yield from table.copies(oid)

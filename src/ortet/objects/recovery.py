@@ -50,10 +50,10 @@ def _share_file(fd: int) -> AutoClosingFd:
     status = os.fstat(fd)
     key = status.st_dev, status.st_ino  # an inode number is not reused while the file is open
     mine = AutoClosingFd(fd)
-    found = _FOLLOWED_FILES.get(key)
-    if found is None:
-        found = _FOLLOWED_FILES[key] = mine  # a race creates two descriptors, which is harmless
-    return found
+    shared = _FOLLOWED_FILES.get(key)
+    if shared is None:
+        shared = _FOLLOWED_FILES[key] = mine  # a race creates two descriptors, which is harmless
+    return shared
 
 
 def create_tail(path: Path, *, key_id: bytes) -> Tail | None:
@@ -164,11 +164,11 @@ def _recover_tail(tail: Tail, fd: int) -> None:
 
 def _index_valid_frames(tail: Tail, data: mmap.mmap) -> None:
     with contextlib.suppress(Corrupt):
-        for lead in frame.scan(lambda at, length: data[at : at + length], 0, len(data)):
-            body = lead.offset + lead.header.payload_start
-            payload = data[body : body + lead.header.stored]
-            frame.check_payload(lead.header, payload, offset=lead.offset)
-            tail.index_frame(lead)
+        for frame_info in frame.scan(lambda at, length: data[at : at + length], 0, len(data)):
+            body = frame_info.offset + frame_info.header.payload_start
+            payload = data[body : body + frame_info.header.stored]
+            frame.check_payload(frame_info.header, payload, offset=frame_info.offset)
+            tail.index_frame(frame_info)
 
 
 def _salvage_frames(data: mmap.mmap, start: int) -> bytes:
@@ -177,19 +177,23 @@ def _salvage_frames(data: mmap.mmap, start: int) -> bytes:
     Damage in one frame must not lose later ones.
     """
 
-    def read(at: int, length: int) -> bytes:
-        return data[at : at + length]
+    def read(offset: int, length: int) -> bytes:
+        return data[offset : offset + length]
 
-    found: list[bytes] = []
-    at = frame.resync(read, start, len(data))
-    while at is not None:
-        lead = next(frame.scan(read, at, len(data)))
-        end = at + lead.header.size
+    frames: list[bytes] = []
+    position = frame.resync(read, start, len(data))
+    while position is not None:
+        frame_info = next(frame.scan(read, position, len(data)))
+        end = position + frame_info.header.size
         with contextlib.suppress(Corrupt):
-            frame.check_payload(lead.header, data[at + lead.header.payload_start : end], offset=at)
-            found.append(data[at:end])
-        at = frame.resync(read, end, len(data))
-    return b"".join(found)
+            frame.check_payload(
+                frame_info.header,
+                data[position + frame_info.header.payload_start : end],
+                offset=position,
+            )
+            frames.append(data[position:end])
+        position = frame.resync(read, end, len(data))
+    return b"".join(frames)
 
 
 def _save_salvaged(path: Path, data: bytes) -> None:

@@ -40,7 +40,7 @@ def seal(tail: Tail, index_path: Path, bucket: Bucket, *, solid: bool = False) -
         if written is None:
             tail.trim()
             path, size = tail.path, tail.end
-            entries = [(oid, 0, *spot[1:]) for oid, spot in tail.locations()]
+            entries = [(oid, 0, *location[1:]) for oid, location in tail.locations()]
         else:
             path, (size, entries) = part, written
         write_index(index_path, encode_index([(tail.id, size)], entries))
@@ -63,7 +63,7 @@ def _write_solid(tail: Tail, path: Path) -> tuple[int, list[IndexEntry]] | None:
     Return None if the tail should be used unchanged.
     """
     leads = list(frame.scan(tail.read, 0, tail.end))
-    loose = sum(lead.header.size for lead in leads if _is_loose(lead.header))
+    loose = sum(frame_info.header.size for frame_info in leads if _is_loose(frame_info.header))
     if len(leads) < 2 or loose * _REWRITE_LOOSE_DIVISOR < tail.end:
         return None
     try:
@@ -72,8 +72,8 @@ def _write_solid(tail: Tail, path: Path) -> tuple[int, list[IndexEntry]] | None:
         path.unlink(missing_ok=True)
         with open(path, "xb") as file:
             solid = _SolidPackWriter(file)
-            for lead in leads:
-                solid.add(tail, lead)
+            for frame_info in leads:
+                solid.add(tail, frame_info)
             solid.finish()
             file.flush()
             os.fsync(file.fileno())
@@ -114,8 +114,10 @@ class _SolidPackWriter:
         payload = tail.read(frame_info.offset + header.payload_start, header.stored)
         data, start = frame.unpack(header, payload, offset=frame_info.offset), 0
         for oid, kind, length in rows:
-            spot = tail.find(oid)
-            if spot is None or spot[1] == frame_info.offset:  # skip it if a later frame has it
+            location = tail.find(oid)
+            if (
+                location is None or location[1] == frame_info.offset
+            ):  # skip it if a later frame has it
                 full = self._batches.add((oid, kind, data[start : start + length]))
                 if full is not None:
                     self._build(full)

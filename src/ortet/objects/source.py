@@ -61,9 +61,9 @@ class FrameSource(ABC):
 
     def copies(self, oid: Oid) -> Iterator[ObjectLocation]:
         """Yield every location of an object."""
-        spot = self.find(oid)
-        if spot is not None:
-            yield spot
+        location = self.find(oid)
+        if location is not None:
+            yield location
 
     @abstractmethod
     def iter_range(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:

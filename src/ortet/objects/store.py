@@ -247,9 +247,9 @@ class PackedObjectStore(ObjectStore):
         if item is not None:
             return item[2]
         try:
-            spot = self.pack_set.find(oid)
-            if spot is not None:
-                return self._read(spot)
+            location = self.pack_set.find(oid)
+            if location is not None:
+                return self._read(location)
         except (NotFound, Corrupt):
             pass
         return self._get_after_refresh(oid)
@@ -266,11 +266,11 @@ class PackedObjectStore(ObjectStore):
         """
         self._reset_if_forked()
         failure: OrtetError | None = None
-        for anew in (False, True):
-            self.pack_set.refresh(reload_tails=anew)
-            for spot in self.pack_set.copies(oid):
+        for is_second_try in (False, True):
+            self.pack_set.refresh(reload_tails=is_second_try)
+            for location in self.pack_set.copies(oid):
                 try:
-                    return self._read(spot)
+                    return self._read(location)
                 except (NotFound, Corrupt) as error:
                     failure = error
             if failure is None:
@@ -308,8 +308,8 @@ class PackedObjectStore(ObjectStore):
     def _sync_with_next_flush(self, oid: Oid, tail: Tail) -> bool:
         """Include another writer's tail in the next flush if the tail's copy of `oid` is intact."""
         try:
-            spot = tail.find(oid)
-            if spot is None or not self.cache.load(tail, spot[1]):
+            location = tail.find(oid)
+            if location is None or not self.cache.load(tail, location[1]):
                 return False
         except (Corrupt, NotFound):
             return False
@@ -321,14 +321,14 @@ class PackedObjectStore(ObjectStore):
 
     def get_many(self, oids: Iterable[Oid]) -> Iterator[tuple[Oid, bytes]]:
         wanted = dict.fromkeys(oids)
-        spots: list[tuple[Oid, ObjectLocation]] = []
+        located: list[tuple[Oid, ObjectLocation]] = []
         for oid in wanted:
-            spot = None if oid in self._pending else self.pack_set.find(oid)
-            if spot is None:
+            location = None if oid in self._pending else self.pack_set.find(oid)
+            if location is None:
                 yield oid, self.get(oid)
             else:
-                spots.append((oid, spot))
-        yield from read_located(spots, self.cache, fallback=self.get)
+                located.append((oid, location))
+        yield from read_located(located, self.cache, fallback=self.get)
 
     # methods beyond the contract
 
@@ -386,16 +386,16 @@ class PackedObjectStore(ObjectStore):
         low, high = _bounds(prefix)
         self._reset_if_forked()
         self.pack_set.refresh_if_changed()
-        found = {oid: item[1] for oid, item in list(self._pending.items()) if low <= oid <= high}
-        found.update(self.pack_set.iter_range(low, high))
-        if not found:  # packs sent by a remote hub only appear after a full refresh
+        kinds = {oid: item[1] for oid, item in list(self._pending.items()) if low <= oid <= high}
+        kinds.update(self.pack_set.iter_range(low, high))
+        if not kinds:  # packs sent by a remote hub only appear after a full refresh
             self.pack_set.refresh()
-            found.update(self.pack_set.iter_range(low, high))
-        if not found and len(prefix) == 2 * OID_BYTES:  # a shorter prefix may not be an object id
+            kinds.update(self.pack_set.iter_range(low, high))
+        if not kinds and len(prefix) == 2 * OID_BYTES:  # a shorter prefix may not be an object id
             missed = self._missing_error(Oid(bytes.fromhex(prefix)))
             if not isinstance(missed, NotFound):
                 raise missed
-        return [(oid, kind_of(found[oid])) for oid in sorted(found)]
+        return [(oid, kind_of(kinds[oid])) for oid in sorted(kinds)]
 
     def stats(self) -> ObjectStats:
         """Return the number of objects, packs and tails, and their sizes."""

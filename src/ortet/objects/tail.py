@@ -110,7 +110,11 @@ class Tail(FrameSource):
         return self._locations.get(oid)
 
     def iter_range(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
-        return ((oid, spot[4]) for oid, spot in list(self._locations.items()) if low <= oid <= high)
+        return (
+            (oid, location[4])
+            for oid, location in list(self._locations.items())
+            if low <= oid <= high
+        )
 
     def locations(self) -> Iterator[tuple[Oid, ObjectLocation]]:
         return iter(list(self._locations.items()))
@@ -133,29 +137,29 @@ class Tail(FrameSource):
             self._locations.clear()
             self.end = self.frames = 0
         last: frame.FrameInfo | None = None
-        for lead in self._valid_frames(self._last_stat[0]):
+        for frame_info in self._valid_frames(self._last_stat[0]):
             if last is not None:
                 self.index_frame(last)
-            last = lead
+            last = frame_info
         # Every frame but the last is complete, because another frame follows it.
         if last is not None and self._is_complete(last):
             self.index_frame(last)
 
     def _valid_frames(self, stop: int) -> Iterator[frame.FrameInfo]:
         """Yield frames with valid headers from `end` on. Continue after damaged frames."""
-        at: int | None = self.end
-        while at is not None:
+        position: int | None = self.end
+        while position is not None:
             try:
-                for lead in frame.scan(self.read, at, stop):
-                    yield lead
-                    at = lead.offset + lead.header.size
+                for frame_info in frame.scan(self.read, position, stop):
+                    yield frame_info
+                    position = frame_info.offset + frame_info.header.size
                 return
             except Unsupported:
                 return
             except Corrupt as error:
                 if error.kind == frame.TRUNCATED_FRAME:
                     return
-                at = frame.resync(self.read, at + 1, stop)
+                position = frame.resync(self.read, position + 1, stop)
 
     def _is_complete(self, frame_info: frame.FrameInfo) -> bool:
         payload = self.read(
@@ -222,9 +226,9 @@ class Tail(FrameSource):
                 self._truncate(offset)
             raise storage_error(error, "writing objects") from error
         start = 0
-        spots = self._locations
+        located = self._locations
         for oid, kind, content in objects:
-            spots[oid] = (self, offset, start, len(content), kind)
+            located[oid] = (self, offset, start, len(content), kind)
             start += len(content)
         self.end = offset + len(data)
         self.frames += 1
@@ -278,15 +282,17 @@ class Tail(FrameSource):
         with self._sync_lock:
             good = self.synced
             with contextlib.suppress(Corrupt, Unsupported):
-                for lead in frame.scan(self.read, self.synced, self.end):
-                    data = self.read(lead.offset, lead.header.size)
-                    frame.check_payload(lead.header, data[lead.header.payload_start :])
-                    self._write(data, lead.offset, min_bytes=len(data))
+                for frame_info in frame.scan(self.read, self.synced, self.end):
+                    data = self.read(frame_info.offset, frame_info.header.size)
+                    frame.check_payload(frame_info.header, data[frame_info.header.payload_start :])
+                    self._write(data, frame_info.offset, min_bytes=len(data))
                     good += len(data)
             if good < self.end:
                 self._truncate(good)
                 self.end = good
-                for oid in [oid for oid, spot in self._locations.items() if spot[1] >= good]:
+                for oid in [
+                    oid for oid, location in self._locations.items() if location[1] >= good
+                ]:
                     del self._locations[oid]
             self._sync_error = None
 

@@ -78,7 +78,7 @@ def test_put_file_from_another_file_system_to_a_taken_key_is_refused(
     assert leftovers(tmp_path / "bucket") == []
 
 
-def test_answers_of_a_missing_bucket_directory_raises_not_found(tmp_path: Path) -> None:
+def test_reads_of_a_missing_bucket_directory_raise_not_found(tmp_path: Path) -> None:
     bucket = FileBucket(tmp_path / "mounted")
     bucket.check_reachable(1.0)
     (tmp_path / "mounted").rename(tmp_path / "elsewhere")
@@ -100,7 +100,7 @@ def test_only_regular_files_can_be_put(bucket: FileBucket, tmp_path: Path) -> No
     assert missing.value.kind == "no_file"
 
 
-def test_a_key_is_no_directory_of_another(bucket: FileBucket) -> None:
+def test_a_key_below_another_key_is_refused(bucket: FileBucket) -> None:
     bucket.put("a", b"")
     bucket.put("b/c", b"")
     for key in ("a/b", "a/b/c", "b"):

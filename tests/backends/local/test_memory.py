@@ -8,7 +8,7 @@ from ortet.testing.clock import ManualClock
 KIB = 1024
 
 
-def test_a_listing_stands_while_the_bucket_changes() -> None:
+def test_a_listing_is_not_changed_by_a_later_delete() -> None:
     bucket = MemoryBucket()
     for key in ("a", "b", "c"):
         bucket.put(key, b"")

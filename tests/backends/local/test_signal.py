@@ -142,7 +142,7 @@ def test_socket_of_a_killed_listener_is_removed(directory: Path) -> None:
     assert os.listdir(directory) == []
 
 
-def test_socket_on_its_way_to_a_name_is_left_alone(directory: Path) -> None:
+def test_a_socket_that_is_being_renamed_is_not_removed(directory: Path) -> None:
     directory.mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unborn:
         unborn.bind(str(directory / "unborn.new"))
@@ -162,7 +162,7 @@ def test_overflow_is_noticed_though_every_datagram_was_of_another_topic(director
     signal.close()
 
 
-def test_listener_whose_socket_was_swept_away_makes_another(directory: Path) -> None:
+def test_a_listener_creates_its_removed_socket_again(directory: Path) -> None:
     signal = HostSignal(directory)
     token = signal.token("topic")
     (socket_file,) = directory.iterdir()
@@ -222,7 +222,7 @@ def test_a_forked_child_listens_for_itself(directory: Path) -> None:
     forked.run([sys.executable, "-c", FORKER, str(directory)], check=True, timeout=WAIT * 2)
 
 
-def test_a_board_forgets_old_topics_and_says_so() -> None:
+def test_topic_versions_report_that_old_topics_were_dropped() -> None:
     board = TopicVersions(max_topics=2)
     board.mark("a")
     before = board.current

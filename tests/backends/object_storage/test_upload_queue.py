@@ -137,7 +137,7 @@ def is_told(catalog: Catalog, commit: str) -> bool:
     return commit in list_pending_uploads(catalog)["key"].commits
 
 
-def test_commits_are_told_while_an_upload_is_under_way(tmp_path: Path) -> None:
+def test_commits_are_announced_during_an_upload(tmp_path: Path) -> None:
     far = Slow(tmp_path / "far")
     with closing(SqliteCatalog(tmp_path / "catalog.db")) as catalog:
         owed = PendingUploadTable(catalog, "key", name="host", clock=SystemClock())

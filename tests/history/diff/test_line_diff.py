@@ -40,7 +40,7 @@ def test_blocks_are_common_and_in_order(a: list[bytes], b: list[bytes]) -> None:
 
 @settings(deadline=None)
 @given(a=texts, b=texts)
-def test_changes_turn_one_into_the_other(a: list[bytes], b: list[bytes]) -> None:
+def test_applying_the_changes_gives_the_other_text(a: list[bytes], b: list[bytes]) -> None:
     out: list[bytes] = []
     at = 0
     for change in line_changes(a, b):
@@ -75,7 +75,7 @@ def test_texts_without_anchors_end_in_reasonable_time() -> None:
 
 @REUSED
 @given(a=texts, b=texts, newline=st.booleans(), context=st.integers(0, 4))
-def test_patch_applies_the_output(
+def test_the_patch_command_applies_the_unified_diff(
     tmp_path: Path, a: list[bytes], b: list[bytes], newline: bool, context: int
 ) -> None:
     if not newline and b:

@@ -59,7 +59,9 @@ def test_conflicts_name_lines_that_are_there_and_differ(
     ours=st.just(b"added by us\n"),
     theirs=st.just(b"added by them\n"),
 )
-def test_changes_apart_are_both_there(head: bytes, tail: bytes, ours: bytes, theirs: bytes) -> None:
+def test_distant_changes_of_both_sides_are_merged(
+    head: bytes, tail: bytes, ours: bytes, theirs: bytes
+) -> None:
     middle = b"unique line one\nunique line two\n"
     base = head + middle + tail
     merged = merge_text(base, ours + base, head + middle + theirs + tail)
@@ -88,7 +90,7 @@ def test_changes_to_different_lines_merge_without_conflict(
     assert merged.conflicts == []
 
 
-def test_line_ends_stay() -> None:
+def test_line_endings_are_kept() -> None:
     base = b"one\r\ntwo\r\nthree\r\n"
     merged = merge_text(base, b"ONE\r\ntwo\r\nthree\r\n", b"one\r\ntwo\r\nTHREE\r\n")
     assert merged.data == b"ONE\r\ntwo\r\nTHREE\r\n"
@@ -107,7 +109,7 @@ def test_different_insertions_at_one_place_are_a_conflict() -> None:
     assert merged.conflicts == [TextConflict((3, 3), (3, 4), (3, 4))]
 
 
-def test_binary_is_never_mixed() -> None:
+def test_binary_files_are_never_merged_by_line() -> None:
     merged = merge_text(b"a\nb\0\nc\n", b"A\nb\0\nc\n", b"a\nb\0\nC\n")
     assert merged.data == b"A\nb\0\nc\n"
     assert merged.conflicts == [TextConflict((0, 0), (0, 0), (0, 0))]

@@ -190,7 +190,7 @@ def test_a_deleted_directory_against_a_change_inside_is_a_conflict(bench: Bench)
 
 
 @pytest.mark.parametrize("path", ["/d", "/d/a"])
-def test_touching_does_not_keep_what_the_other_side_deleted(bench: Bench, path: str) -> None:
+def test_a_touched_file_that_the_other_side_deleted_is_deleted(bench: Bench, path: str) -> None:
     base: Spec = {"d/a": b"1", "k": b"k"}
     touched: Spec = {**base, path: {"mtime": 99}}
     for sides in ((touched, {"k": b"k"}), ({"k": b"k"}, touched)):
@@ -258,7 +258,7 @@ def test_metadata_changed_on_both_sides_is_a_conflict(bench: Bench) -> None:
     assert (settled.mode & 0o777, bench.read(settled)) == (0o640, b"2")
 
 
-def test_times_alone_are_no_conflict_and_the_newer_wins(bench: Bench) -> None:
+def test_a_difference_of_times_is_no_conflict_and_the_newer_wins(bench: Bench) -> None:
     base: Spec = {"d/a": b"1"}
     ours: Spec = {**base, "/d": {"mtime": 10}, "/d/a": {"mtime": 30}, "/": {"mtime": 8}}
     theirs: Spec = {**base, "/d": {"mtime": 20}, "/d/a": {"mtime": 25}, "/": {"mtime": 7}}
@@ -611,7 +611,7 @@ def test_metadata_without_a_base_takes_the_newer_time_or_conflicts() -> None:
         (changed(rdev=7), False),
     ],
 )
-def test_only_touched_is_true_for_time_and_hole_changes_alone(
+def test_only_times_changed_is_true_for_changes_of_times_and_holes(
     entry: TreeEntry, expected: bool
 ) -> None:
     assert only_times_changed(ENTRY, entry) is expected

@@ -66,12 +66,12 @@ def test_order_of_input_does_not_matter(trees: Trees) -> None:
     assert list(trees.entries(tree.oid)) == entries
 
 
-def test_same_name_twice_is_invalid(trees: Trees) -> None:
+def test_a_tree_with_a_repeated_name_is_invalid(trees: Trees) -> None:
     with pytest.raises(Invalid, match="one name twice"):
         trees.build([file(b"a"), file(b"a", b"y" * 32)])
 
 
-def test_lookup_in_every_page(trees: Trees) -> None:
+def test_an_entry_is_found_in_every_page_of_a_tree(trees: Trees) -> None:
     entries = numbered(3000)
     oid = trees.build(entries).oid
     assert [trees.lookup(oid, entry.name) for entry in entries] == entries

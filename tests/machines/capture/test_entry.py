@@ -146,7 +146,7 @@ def test_devices_and_sockets_are_captured_with_their_type_and_number(place: Plac
     assert place.got(b"sock").rdev == 0
 
 
-def test_holes_are_where_nothing_was_written(place: Place) -> None:
+def test_captured_holes_are_the_unwritten_ranges(place: Place) -> None:
     with (place.path / "f").open("wb") as file:
         file.truncate(3 << 20)
         file.seek(1 << 20)
@@ -232,7 +232,7 @@ def test_a_file_written_while_it_is_read_is_read_again(place: Place) -> None:
     assert place.losses == []
 
 
-def test_growing_all_the_time_is_a_loss_with_its_size_right(place: Place) -> None:
+def test_a_file_that_keeps_growing_is_a_loss_with_its_size(place: Place) -> None:
     file = place.path / "f"
     file.write_text("line 0\n")
     count = 0
@@ -283,7 +283,7 @@ def test_a_readable_file_of_another_owner_is_captured(place: Place) -> None:
         assert place.content(place.got(b"f")) == b"public"
 
 
-def test_reading_moves_no_atime(place: Place) -> None:
+def test_reading_does_not_change_the_atime(place: Place) -> None:
     file = place.path / "f"
     file.write_text("x")
     os.utime(file, ns=(1, 2))

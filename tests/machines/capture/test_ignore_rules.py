@@ -152,7 +152,7 @@ def test_a_size_rule_without_a_valid_size_is_refused(line: str) -> None:
     assert "src/.ortetignore line 2" in caught.value.message
 
 
-def test_a_file_may_be_called_size() -> None:
+def test_a_file_named_size_can_be_ignored() -> None:
     rules = IgnoreRules()
     rules.set_rules(b"", b"size\n\\size > 5\n")
     assert rules.is_ignored(b"size", False)

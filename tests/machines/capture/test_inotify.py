@@ -91,7 +91,7 @@ def test_a_file_name_that_is_not_utf8_is_reported(setting: Setting) -> None:
     assert setting.names() == {b"": {b"\xff\n"}}
 
 
-def test_a_new_directory_is_whole(setting: Setting) -> None:
+def test_a_new_directory_is_reported_as_whole(setting: Setting) -> None:
     (setting.root / "new").mkdir()
     (setting.root / "new" / "unseen").write_text("x")
     dirty = setting.drain()
@@ -202,7 +202,9 @@ def test_a_queue_overflow_means_that_everything_may_have_changed(setting: Settin
     assert setting.watch.drain() is None
 
 
-def test_a_root_that_is_moved_means_everything(setting: Setting, tmp_path: Path) -> None:
+def test_a_moved_root_means_that_everything_may_have_changed(
+    setting: Setting, tmp_path: Path
+) -> None:
     tmp_path.rename(tmp_path.parent / "elsewhere")
     assert setting.watch.drain() is None
     (tmp_path.parent / "elsewhere").rename(tmp_path)
@@ -286,7 +288,7 @@ class TestListening:
         assert self.hear(setting) == ChangeNotice(changed=True, fresh=True)
         assert setting.watch.drain() is None
 
-    def test_events_that_were_lost(self, setting: Setting) -> None:
+    def test_lost_inotify_events_are_reported_as_a_full_change(self, setting: Setting) -> None:
         most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
         files = [(setting.root / name).open("wb", buffering=0) for name in "fh"]
         for number in range(most + 10):

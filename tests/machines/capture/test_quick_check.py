@@ -111,7 +111,7 @@ def test_a_directory_with_losses_is_always_suspect(setting: Setting) -> None:
     assert setting.look() == {b"a": None}
 
 
-def test_rules_that_changed_mean_all_below(setting: Setting) -> None:
+def test_changed_ignore_rules_make_all_directories_below_suspect(setting: Setting) -> None:
     node = setting.index.find(b"a")
     assert node is not None
     node.rules_digest = b"other rules"
@@ -169,7 +169,7 @@ def test_two_processes_return_the_same_results_in_order(
 
 
 @pytest.mark.parametrize("cut", [0, -1, 100, 101])
-def test_without_a_cut_no_child_process_is_forked(
+def test_with_a_cut_at_an_end_no_child_process_is_forked(
     recorded: Callable[[int], list[str]], tmp_path: Path, cut: int
 ) -> None:
     assert len(map_in_two_processes(recorded, JOBS, cut=cut)) == 100
@@ -215,7 +215,7 @@ def test_jobs_that_a_failed_child_did_not_finish_run_in_the_parent(
     assert set(workers(tmp_path)) == {parent}
 
 
-def test_a_failure_here_ends_the_child(tmp_path: Path) -> None:
+def test_a_failure_in_the_parent_ends_the_child(tmp_path: Path) -> None:
     parent = os.getpid()
 
     def work(job: int) -> list[str]:

@@ -325,7 +325,7 @@ def test_a_file_we_may_not_read_in_the_place_of_a_directory(eye: Eye, place: Pat
         assert eye.losses == []
 
 
-def test_deeper_than_the_stack_and_the_descriptors(eye: Eye) -> None:
+def test_a_tree_deeper_than_the_stack_and_the_descriptors_is_scanned(eye: Eye) -> None:
     """A comb: at each of 1 500 levels a directory beside the way down."""
     fd = os.open(eye.root, os.O_RDONLY)
     for _ in range(1500):
@@ -353,7 +353,9 @@ def test_many_files_are_read_by_threads(eye: Eye) -> None:
         assert eye.content(b"e/f%d" % number) == expected
 
 
-def test_a_failure_in_a_thread_is_a_failure(eye: Eye, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_a_reader_thread_fails_the_scan(
+    eye: Eye, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(400):
         (eye.root / "e" / f"f{number}").write_text(str(number))
 
@@ -483,7 +485,7 @@ def test_the_root_may_be_reached_by_a_link(eye: Eye, place: Path) -> None:
     assert eye.scan() == first
 
 
-def test_another_directory_in_the_root_s_place(eye: Eye) -> None:
+def test_a_replaced_root_directory_is_scanned_again(eye: Eye) -> None:
     eye.scan()
     eye.root.rename(eye.root.parent / "old")
     shutil.copytree(eye.root.parent / "old", eye.root, symlinks=True)

@@ -94,7 +94,7 @@ def test_lookup_returns_the_scanned_entry(setting: Setting) -> None:
     assert setting.lookup(b"") == image.root
 
 
-def test_lookup_trusts_no_other_stat(setting: Setting, root: Path) -> None:
+def test_lookup_ignores_an_entry_with_another_stat(setting: Setting, root: Path) -> None:
     setting.scan()
     (root / "f").chmod(0o600)
     assert setting.lookup(b"f") is None
@@ -129,7 +129,7 @@ def test_recording_a_directory_records_its_tree(setting: Setting, root: Path) ->
     assert after != before
 
 
-def test_forgetting_a_name_takes_it_out(setting: Setting, root: Path) -> None:
+def test_forgetting_a_name_removes_its_entry(setting: Setting, root: Path) -> None:
     setting.scan()
     (root / "d" / "g").unlink()
     setting.index.forget(b"d/g")
@@ -139,7 +139,7 @@ def test_forgetting_a_name_takes_it_out(setting: Setting, root: Path) -> None:
     assert setting.trees.resolve(image.root, b"d/g") is None
 
 
-def test_forgetting_a_directory_takes_all_below(setting: Setting) -> None:
+def test_forgetting_a_directory_removes_all_entries_below(setting: Setting) -> None:
     setting.scan()
     setting.index.record(b"d/e/x", setting.stat(b"f"), TreeEntry(b"x", 0o100644, 1))
     setting.index.forget(b"d")
@@ -161,7 +161,9 @@ def test_a_file_in_the_place_of_a_directory(setting: Setting, root: Path) -> Non
     assert setting.index.find(b"d") is None
 
 
-def test_saved_and_loaded_it_knows_the_same(setting: Setting, tmp_path: Path) -> None:
+def test_a_loaded_index_has_the_entries_of_the_saved_index(
+    setting: Setting, tmp_path: Path
+) -> None:
     image = setting.scan()
     setting.index.record(b"later", setting.stat(b"f"), TreeEntry(b"later", 0o100600, 1))
     setting.index.save(tmp_path / "index", IMAGE)
@@ -308,7 +310,9 @@ def test_granularity_is_coarse_where_no_file_can_be_written(place: str) -> None:
     assert ctime_granularity_ns(Path(place)) == COARSE_NS
 
 
-def test_whole_seconds_are_coarse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_with_whole_seconds_is_coarse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.fstat
 
     def cut(fd: int) -> os.stat_result:
@@ -319,7 +323,9 @@ def test_whole_seconds_are_coarse(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert ctime_granularity_ns(tmp_path) == COARSE_NS
 
 
-def test_ticks_are_a_small_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_ticks_needs_only_a_small_margin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.fstat
     first: list[int] = []
 
@@ -353,7 +359,7 @@ def test_every_metadata_change_changes_the_seen_stat(tmp_path: Path) -> None:
     assert len(set(states)) == len(states)
 
 
-def test_marks_make_it_unequal_but_not_other(tmp_path: Path) -> None:
+def test_a_marked_stat_is_compared_again_but_counts_as_unchanged(tmp_path: Path) -> None:
     st = tmp_path.stat()
     was = stat_record(st)
     assert is_unchanged(was, st) and marks_of(was) == 0
@@ -373,7 +379,7 @@ def test_is_linked_and_is_dir_read_the_packed_stat() -> None:
     assert not is_linked(()) and not is_dir(())
 
 
-def test_carry_is_field_by_field() -> None:
+def test_unapplied_metadata_is_kept_field_by_field() -> None:
     old = TreeEntry(b"x", 0o100755, 10, uid=1, gid=2)
     was: StatRecord = (0o100700, 0, 0, 1, 7, 8, 0, 11, 0, NOT_APPLIED)
     now = TreeEntry(b"x", 0o100700, 12, uid=7, gid=9)
@@ -383,7 +389,7 @@ def test_carry_is_field_by_field() -> None:
     assert keep_unapplied_metadata(link, was, old) == link
 
 
-def test_packed_and_unpacked_it_is_the_same() -> None:
+def test_an_unpacked_directory_node_equals_the_packed_one() -> None:
     node = DirectoryNode()
     node.put("plain", FILE)
     node.put("raw\udcff", (*FILE, MAPPED))

@@ -54,7 +54,7 @@ def setting(place: Path) -> Iterator[Setting]:
     setting.objects.close()
 
 
-def test_a_second_walk_learns_nothing(setting: Setting) -> None:
+def test_a_second_walk_finds_no_change(setting: Setting) -> None:
     walk = setting.walk()
     walk.run(setting.fd, None)
     walk.close()
@@ -104,7 +104,7 @@ def test_a_plan_for_missing_paths_changes_nothing(setting: Setting) -> None:
     assert (walk.changed_count, bool(walk.learned_count)) == (0, False)
 
 
-def test_a_walk_that_fails_gives_its_descriptors_back(
+def test_a_failed_walk_closes_its_descriptors(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (setting.root / "a/b/two").write_text("2")

@@ -354,7 +354,7 @@ class TestMachine:
         assert inside.jobs() == []
         waking.join()
 
-    def test_a_socket_that_is_not_the_supervisors_is_not_talked_to(
+    def test_requests_are_not_sent_to_a_socket_of_another_process(
         self, inside: InitClient, init: Init
     ) -> None:
         init.path.unlink()

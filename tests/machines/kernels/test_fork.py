@@ -47,7 +47,7 @@ def test_forks_share_the_state_of_their_parent_and_diverge(
     assert sorted(os.listdir(machine.path)) == ["a.txt", "before", "dir", "later", "twin"]
 
 
-def test_hardlinks_hold_together_in_a_fork(kernel: Kernel) -> None:
+def test_hardlinks_stay_linked_in_a_fork(kernel: Kernel) -> None:
     (fork,) = kernel.fork()
     fork.run("open('a.txt', 'a').write('!')")
     assert files_of(fork) == {"a.txt": "alpha!", "twin": "alpha!"}
@@ -74,7 +74,7 @@ def test_a_kernel_forks_more_often_than_the_overlay_depth_limit(
     )
 
 
-def test_open_files_go_on_in_each_copy(kernel: Kernel) -> None:
+def test_open_files_stay_usable_in_each_fork(kernel: Kernel) -> None:
     kernel.run("import os\nlog = open('log', 'w'); log.write('both '); log.flush()")
     kernel.run("read = open('a.txt'); read.read(2)\nos.chdir('dir')\nhere = os.open('.', 0)")
     (fork,) = kernel.fork()
@@ -269,7 +269,7 @@ def test_keeping_a_fork_makes_it_the_main_kernel_with_its_files(
     assert machine.run("cat after").stdout == "2+"
 
 
-def test_files_of_a_kept_fork_are_there_at_the_next_open(
+def test_files_of_a_kept_fork_are_in_the_reopened_machine(
     kernel: Kernel,
     kernels: KernelManager,
     machine: OverlayMachine,
@@ -338,7 +338,7 @@ def test_layers_of_forks_are_not_pruned(
     assert set(files_of(fork)) == {*OWN, "log"}
 
 
-def test_a_kernel_and_its_fork_may_not_mount(kernel: Kernel, machine: OverlayMachine) -> None:
+def test_a_kernel_and_its_fork_cannot_mount(kernel: Kernel, machine: OverlayMachine) -> None:
     """A kernel has no right to mount: what hides a place from it stays."""
     (fork,) = kernel.fork()
     for one in (kernel, fork):

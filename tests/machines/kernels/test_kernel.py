@@ -123,7 +123,7 @@ def test_a_kernel_runs_in_the_workspace_directory(kernel: Kernel, machine: Machi
     assert kernel.run("import mine\nmine.f()").value == 7
 
 
-def test_modules_of_the_workspace_do_not_stand_in_for_ours(
+def test_modules_of_the_workspace_do_not_replace_the_standard_library(
     machine: Machine, kernels: KernelManager
 ) -> None:
     machine.run("for m in json socket types wire ast; do echo 'raise Exception' > $m.py; done")

@@ -74,7 +74,7 @@ def test_forks_nest_deeper_than_the_overlay_depth_limit(kernel: Kernel) -> None:
     assert line[6].fork()[0].run("len(way)").value == 6
 
 
-def test_a_fork_outlives_those_it_came_from(kernel: Kernel) -> None:
+def test_a_fork_outlives_its_parents(kernel: Kernel) -> None:
     one = grow(kernel, "one")
     two = grow(one, "two")
     one.close()

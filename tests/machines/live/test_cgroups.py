@@ -85,7 +85,7 @@ class TestPlaces:
             "pids": CgroupParent(tmp_path / "pids", 1),
         }
 
-    def test_version_2_where_a_group_above_hands_on(self, top: Path) -> None:
+    def test_in_version_2_a_parent_group_that_delegates_is_used(self, top: Path) -> None:
         found = find_cgroup_parents("0::/system.slice/shell.scope\n", mount(top, "cgroup2", ""))
         there = CgroupParent(top / "system.slice", 2)
         assert found == {"memory": there, "pids": there}

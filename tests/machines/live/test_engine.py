@@ -181,7 +181,7 @@ class TestRestore:
         other.restore(commit.oid, only={"files"})
         assert other.run("cat file; ls mine").stdout == "one\n"
 
-    def test_a_dump_that_failed_does_not_lie_about(
+    def test_a_failed_dump_leaves_no_image_directory(
         self, counting: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         counting.commit("here")

@@ -317,7 +317,7 @@ class TestMemory:
         assert len(set(images)) == 4
         assert bench.commit(machine) == images[-1]
 
-    def test_a_new_name_for_a_calm_file(self, bench: Bench) -> None:
+    def test_a_new_hardlink_of_an_unchanged_file_is_captured(self, bench: Bench) -> None:
         machine = bench.open("m")
         machine.run("echo x > dir/new")
         bench.commit(machine)
@@ -370,7 +370,7 @@ class TestForks:
         assert child.snapshot() == image
         assert "after the fork" in (machine.path / "file").read_text()
 
-    def test_hardlinks_stay_one_file_over_generations(self, bench: Bench) -> None:
+    def test_hardlinks_stay_one_file_through_several_forks(self, bench: Bench) -> None:
         machine: Machine = bench.open("m")
         machine.run("ln file dir/twin; ln file third")
         for generation in range(3):
@@ -381,7 +381,7 @@ class TestForks:
             assert machine.run("cat third").stdout == machine.run("cat file").stdout
             assert machine.run("stat -c %h file third dir/twin").stdout == "3\n3\n3\n"
 
-    def test_stacks_do_not_grow_for_ever(self, bench: Bench) -> None:
+    def test_repeated_forks_flatten_the_layer_stack(self, bench: Bench) -> None:
         machine = bench.open("m")
         for generation in range(12):
             machine.run(f"echo {generation} > dir/f{generation}; rm -f dir/f{generation - 2}")
@@ -393,7 +393,7 @@ class TestForks:
         assert lowers[-1].count("b/") <= 9
         assert machine.run("ls dir").stdout == "f10\nf11\none\n"
 
-    def test_ignored_files_come_along_and_are_no_ones_else(self, bench: Bench) -> None:
+    def test_a_fork_gets_its_own_copy_of_ignored_files(self, bench: Bench) -> None:
         machine = bench.open("m")
         machine.run("echo '*.tmp' > .ortetignore; echo mine > x.tmp")
         image = bench.commit(machine)
@@ -409,7 +409,7 @@ class TestForks:
 
 
 class TestLargeUppers:
-    def test_a_crowded_upper_becomes_a_layer(self, bench: Bench) -> None:
+    def test_an_upper_directory_with_many_files_becomes_a_layer(self, bench: Bench) -> None:
         machine = bench.open("m")
         machine.run("mkdir many; cd many; for i in $(seq 1100); do echo $i > $i; done; mv ../dir .")
         image = bench.commit(machine)
@@ -422,7 +422,7 @@ class TestLargeUppers:
         assert machine.snapshot() == image
         assert machine.run("cat many/7 many/dir/one; ls many | wc -l").stdout == "7\none1101\n"
 
-    def test_going_far_back_changes_layers(self, bench: Bench) -> None:
+    def test_a_restore_of_many_changes_switches_layers(self, bench: Bench) -> None:
         machine = bench.open("m")
         before = bench.commit(machine)
         machine.run("mkdir many; cd many; for i in $(seq 400); do echo $i > $i; done; rm ../file")
@@ -434,7 +434,7 @@ class TestLargeUppers:
         machine.restore(after)
         assert machine.snapshot() == after
 
-    def test_a_busy_machine_goes_back_too(self, bench: Bench) -> None:
+    def test_a_machine_with_running_processes_is_restored(self, bench: Bench) -> None:
         machine = bench.open("m")
         before = bench.commit(machine)
         machine.run("mkdir many; cd many; for i in $(seq 300); do echo $i > $i; done; sleep 1000 &")

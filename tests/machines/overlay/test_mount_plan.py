@@ -136,7 +136,9 @@ def test_existing_hidden_places_outside_the_workspace_are_hidden(
     ]
 
 
-def test_a_missing_place_needs_a_cover(spec: MachineSpec, place: Path) -> None:
+def test_a_workspace_path_missing_on_the_host_needs_an_overlay_above_it(
+    spec: MachineSpec, place: Path
+) -> None:
     lost = replace(spec, path=Path("/ortet-no-such-directory/work"), scope="workspace")
     with pytest.raises(Unsupported) as caught:
         mount_steps(lost, [], [cover("/tmp", place, state=False)], area=place, rootless=True)
@@ -148,6 +150,6 @@ def test_a_missing_place_needs_a_cover(spec: MachineSpec, place: Path) -> None:
     assert at(made, "mkdir") == [str(lost.path)]
 
 
-def test_within_compares_whole_path_components() -> None:
+def test_is_within_compares_whole_path_components() -> None:
     assert is_within("/a/b", ["/a"]) and is_within("/a", ["/a"]) and is_within("/x", ["/"])
     assert not is_within("/ab", ["/a"]) and not is_within("/a", ["/a/b"])

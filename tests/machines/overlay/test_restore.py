@@ -52,7 +52,9 @@ def test_restore_through_a_view_keeps_ignored_files(shop: Shop, place: Path, tre
     assert read_tree(tree)[b"gone/deep/file"] == shape[b"gone/deep/file"]
 
 
-def test_a_save_in_between_is_not_lost(shop: Shop, place: Path, tree: Path) -> None:
+def test_a_file_saved_since_the_snapshot_is_not_overwritten(
+    shop: Shop, place: Path, tree: Path
+) -> None:
     bases = LayerStore(shop.objects, shop.trees, place / "bases")
     target = shop.freeze(tree)
     (tree / "gone/deep/file").unlink()
@@ -72,7 +74,7 @@ def test_a_save_in_between_is_not_lost(shop: Shop, place: Path, tree: Path) -> N
     assert (tree / "gone/deep/file").read_text() == "saved just now"
 
 
-def test_tally_counts_all_below(shop: Shop, tree: Path) -> None:
+def test_the_count_of_changes_includes_everything_below_a_directory(shop: Shop, tree: Path) -> None:
     before = shop.freeze(tree).root
     (tree / "stays").write_text("changed")
     for path in ("gone/deep/file", "gone/.ortetignore"):

@@ -67,7 +67,7 @@ def test_a_linked_file_that_changes_changes_under_all_its_names(bench: Any, see:
     bench.check(target)
 
 
-def test_only_the_given_paths_change(bench: Any) -> None:
+def test_a_restore_of_paths_changes_only_these_paths(bench: Any) -> None:
     for name in ("x/one", "x/two", "y/deep/three", "z"):
         (bench.root / name).parent.mkdir(parents=True, exist_ok=True)
         (bench.root / name).write_text("old")
@@ -91,7 +91,7 @@ def test_only_the_given_paths_change(bench: Any) -> None:
     bench.check(target)
 
 
-def test_paths_that_are_nowhere_or_outside_are_refused(bench: Any) -> None:
+def test_paths_to_restore_that_are_missing_or_outside_are_refused(bench: Any) -> None:
     target = bench.freeze()
     with pytest.raises(NotFound) as missing:
         bench.thaw(target, paths=[b"none"])

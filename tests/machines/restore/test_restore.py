@@ -134,7 +134,7 @@ def test_ignored_files_are_never_touched(bench: Any) -> None:
     bench.check(target)
 
 
-def test_an_ignored_thing_in_the_place_of_a_file_stays(bench: Any) -> None:
+def test_an_ignored_entry_at_the_path_of_a_file_stays(bench: Any) -> None:
     (bench.root / "out").write_text("state in the target")
     (bench.root / "d").mkdir()
     (bench.root / "d" / "f").write_text("f")
@@ -206,7 +206,7 @@ def test_restore_of_a_mount_point_can_be_killed_and_recovered(
     bench.check(target)
 
 
-def test_an_overlay_that_cannot_rename_directories(
+def test_restore_works_on_an_overlay_that_cannot_rename_directories(
     bench: Any, place: Path, see: Eye, mount: Callable[..., Path]
 ) -> None:
     for name in ("lower", "up", "up/upper", "up/work"):

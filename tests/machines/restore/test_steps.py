@@ -122,7 +122,7 @@ PARTS = {"thaw.kept": 4, "thaw.placed": 4, "thaw.altered": 2}
     ("point", "first"),
     [(point, first) for point in POINTS for first in range(1, PARTS.get(point, 1) + 1)],
 )
-def test_kill_at_any_step_and_the_old_files_are_back(
+def test_a_restore_killed_at_any_step_is_undone_by_recovery(
     bench: Any, torture: Torture, see: Eye, *, point: str, first: int
 ) -> None:
     target, current = _nested(bench, torture)
@@ -140,7 +140,7 @@ def test_kill_at_any_step_and_the_old_files_are_back(
 
 
 @pytest.mark.parametrize("point", AFTER)
-def test_kill_after_the_last_step_and_the_new_files_stay_and_it_is_logged(
+def test_a_restore_killed_after_its_last_step_is_completed_and_logged(
     bench: Any, torture: Torture, see: Eye, *, point: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     torture(bench.root)

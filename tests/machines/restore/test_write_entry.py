@@ -59,7 +59,7 @@ def test_a_file_gets_content_owner_mode_xattrs_and_time(shop: Any, place: Path, 
     assert writer.losses == []
 
 
-def test_the_result_is_how_it_looks_on_disk(shop: Any, place: Path, at: int) -> None:
+def test_write_file_returns_the_stat_of_the_written_file(shop: Any, place: Path, at: int) -> None:
     entry = _file(shop, b"x", uid=7)
     found = EntryWriter(shop.objects).write_file(at, b"f", entry=entry, data=[b"x"], path=b"f")
     assert found == os.stat(place / "f")
@@ -107,13 +107,13 @@ def test_a_file_of_a_terabyte_hole_is_quick(shop: Any, place: Path, at: int) -> 
 
 
 @pytest.mark.parametrize("gaps", [[(0, 10)], [(0, 2), (1, 1)], [(2, 1), (0, 1)], [(1, -1)]])
-def test_holes_that_cannot_be_are_damage(shop: Any, at: int, gaps: list[tuple[int, int]]) -> None:
+def test_impossible_holes_are_corrupt(shop: Any, at: int, gaps: list[tuple[int, int]]) -> None:
     holes = shop.objects.put(Kind.META, encode(gaps))
     with pytest.raises(Corrupt):
         _write(shop, at, _file(shop, b"abc", holes=holes))
 
 
-def test_content_of_another_size_is_damage(shop: Any, at: int) -> None:
+def test_content_of_another_size_is_corrupt(shop: Any, at: int) -> None:
     with pytest.raises(Corrupt):
         _write(shop, at, _file(shop, b"abc", size=2))
     with pytest.raises(Corrupt) as error:

@@ -42,7 +42,9 @@ def _plain(shop: Any, name: bytes) -> TreeEntry:
     "name", [b"../evil", b"..", b".", b"", b"/evil", b"a/b", b"link/evil", b"a\0b"]
 )
 @pytest.mark.parametrize("kind", ["file", "directory", "link", "node"])
-def test_names_never_lead_outside(shop: Any, place: Path, name: bytes, kind: str) -> None:
+def test_restored_names_never_lead_outside_the_directory(
+    shop: Any, place: Path, name: bytes, kind: str
+) -> None:
     entry = {
         "file": _plain(shop, name),
         "directory": TreeEntry(
@@ -85,7 +87,9 @@ def test_a_link_and_a_directory_of_one_name_do_not_lead_outside(shop: Any, place
         [[b"a", b"other"]],
     ],
 )
-def test_links_that_do_not_fit_are_damage(shop: Any, place: Path, links: list[list[bytes]]) -> None:
+def test_impossible_hardlink_groups_are_corrupt(
+    shop: Any, place: Path, links: list[list[bytes]]
+) -> None:
     (place / "outside").write_text("mine")
     other = TreeEntry(b"other", stat.S_IFREG | 0o600, 0)
     directory = TreeEntry(b"d", stat.S_IFDIR | 0o755, 0, data=shop.trees.empty().oid)

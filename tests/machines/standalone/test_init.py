@@ -153,7 +153,7 @@ class TestStreams:
             other.ask("read", id=job["id"], cursor=500_000, wait=WAIT)
         assert len(follow(line, job["id"])["stdout"]) == 3_000_004
 
-    def test_the_reader_of_a_run_may_come_back_on_another_line(self, init: Init) -> None:
+    def test_the_reader_of_a_run_may_reconnect(self, init: Init) -> None:
         with init.line() as line:
             job = line.start("sh", "-c", "head -c 5000000 /dev/zero; echo end", kind="run")
             init.pause()  # however long it takes us to be back, it waits no longer than it should
@@ -246,7 +246,7 @@ class TestTerminals:
 
         eventually(is_back)
 
-    def test_a_job_without_one_has_no_size(self, line: Line) -> None:
+    def test_a_job_without_a_terminal_has_no_terminal_size(self, line: Line) -> None:
         job = line.start("sleep", "1000")
         assert line.ask("resize", id=job["id"], rows=1, columns=1)["error"]
 
@@ -318,7 +318,7 @@ class TestStarting:
         for number in (signal.SIGPIPE, signal.SIGCHLD, signal.SIGUSR1, signal.SIGINT):
             assert not ignored >> (number - 1) & 1
 
-    def test_a_command_is_not_spared_when_memory_is_short(self, line: Line) -> None:
+    def test_a_command_is_not_exempt_from_the_oom_killer(self, line: Line) -> None:
         job = line.start("cat", "/proc/self/oom_score_adj", kind="run")
         assert follow(line, job["id"])["stdout"] == b"0\n"
 
@@ -535,7 +535,7 @@ class TestPeers:
         "request_",
         [{}, {"do": 7}, {"do": ["x"]}, {"do": "read"}, {"do": "read", "id": [1]}, {"do": "start"}],
     )
-    def test_a_request_that_makes_no_sense_is_answered(
+    def test_a_malformed_request_gets_an_error_reply(
         self, line: Line, request_: dict[str, Any]
     ) -> None:
         ipc.send(line.sock, request_)
@@ -621,7 +621,7 @@ class TestPeers:
         with init.line() as line:
             assert "jobs" in line.ask("ps", processes=False)
 
-    def test_descriptors_that_come_along_are_not_kept(self, init: Init) -> None:
+    def test_descriptors_sent_with_a_request_are_closed(self, init: Init) -> None:
         with init.line() as line:
             line.ask("ps", processes=False)
             before = init.descriptors

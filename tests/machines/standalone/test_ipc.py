@@ -63,7 +63,9 @@ def test_a_closed_socket_raises_closed_on_receive_and_send(
             ipc.send(two, {"to": "nobody"})
 
 
-def test_an_absurd_length_is_the_end(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_message_with_an_absurd_length_raises_closed(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     one, two = pair
     with one, two:
         one.sendall(b"\xff\xff\xff\xff")

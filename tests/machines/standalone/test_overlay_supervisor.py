@@ -109,7 +109,7 @@ class TestCommands:
 
 
 class TestLayers:
-    def test_unmount_is_refused_while_the_host_looks(self, overlay: Overlay) -> None:
+    def test_unmount_is_refused_while_a_host_process_uses_the_mount(self, overlay: Overlay) -> None:
         with (overlay.view / "file").open() as held:
             assert overlay.machine.ask({"do": "unmount"})[0] == {"done": False}
             assert held.read() == "file"
@@ -150,7 +150,7 @@ class TestTheEnd:
             overlay.machine.ask({"do": "state"})
         assert caught.value.kind == "machine_gone"
 
-    def test_the_zygote_ends_when_it_is_let_go(self, place: Path) -> None:
+    def test_the_zygote_ends_when_its_handle_is_dropped(self, place: Path) -> None:
         zygote = Zygote(rootless=False)
         (place / "two/lower").mkdir(parents=True)
         overlay = Overlay(zygote, place / "two", ["lower"])
@@ -166,7 +166,7 @@ def test_overlay_options_escape_special_characters() -> None:
     assert overlay_options(["l"], "u", "w", extra=["x"]) == "lowerdir=l,upperdir=u,workdir=w,x"
 
 
-def test_odd_paths_can_be_mounted(zygote: Zygote, place: Path) -> None:
+def test_paths_with_special_characters_can_be_mounted(zygote: Zygote, place: Path) -> None:
     base = place / "odd:na,me\\ and blank"
     (base / "lo:w,er").mkdir(parents=True)
     (base / "lo:w,er/file").write_text("found")

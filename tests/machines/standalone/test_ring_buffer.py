@@ -28,7 +28,7 @@ def test_a_reader_gets_the_kept_bytes_and_the_number_of_missed_bytes(
 
 
 @given(PIECES)
-def test_a_patient_ring_drops_only_bytes_that_were_read(pieces: list[bytes]) -> None:
+def test_a_ring_that_keeps_unread_bytes_drops_only_read_bytes(pieces: list[bytes]) -> None:
     ring, whole, got = RingBuffer(SIZE, keep_unread=True), b"".join(pieces), b""
     for piece in pieces:
         ring.add(piece)
@@ -42,7 +42,7 @@ def test_a_patient_ring_drops_only_bytes_that_were_read(pieces: list[bytes]) -> 
     assert got == whole
 
 
-def test_a_loosened_patient_ring_is_cut_to_its_size() -> None:
+def test_a_ring_that_stops_keeping_unread_bytes_is_cut_to_its_size() -> None:
     ring = RingBuffer(SIZE, keep_unread=True)
     ring.add(b"x" * 50)
     assert ring.is_full and ring.start == 0

@@ -46,7 +46,7 @@ class TestByName:
         with pytest.raises(Invalid, match="names no embedder: give wordllama"):
             find_embedder(spec)
 
-    def test_an_object_is_taken_as_it_is(self) -> None:
+    def test_an_embedder_object_is_used_unchanged(self) -> None:
         given = Hashing()
         assert find_embedder(given) is given
 
@@ -77,7 +77,7 @@ class TestByName:
         assert command in caught.value.message
         assert caught.value.kind == "not_installed"
 
-    def test_naming_one_loads_no_model(self) -> None:
+    def test_an_embedder_found_by_name_has_not_loaded_its_model(self) -> None:
         program = (
             "import sys; from ortet.memory.embedders.lookup import find_embedder\n"
             "assert 'numpy' not in sys.modules\n"
@@ -235,7 +235,7 @@ class TestEndpoint:
         assert [len(given["input"]) for _, given, _ in server.asked] == [3, 3, 1]
         assert server.asked[0][2] is None  # no key, no header
 
-    def test_texts_longer_than_models_take_are_cut(self, server: Server) -> None:
+    def test_texts_too_long_for_the_model_are_truncated(self, server: Server) -> None:
         OpenAIEmbedder("m", server.url).embed(["y" * 100_000])
         assert len(server.asked[0][1]["input"][0]) == 8000
 
@@ -293,7 +293,7 @@ class TestEndpoint:
 
 
 class TestSentenceTransformers:
-    def test_asks_the_package_for_the_model_once(
+    def test_sentence_transformers_loads_its_model_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         package = tmp_path / "sentence_transformers"

@@ -121,7 +121,7 @@ class TestTakingIn:
         with index.open_reader() as lookup:
             assert lookup.ends(["f"]) == []
 
-    def test_a_gap_is_refused(self, index: SqliteWordIndex) -> None:
+    def test_a_gap_between_indexed_events_is_refused(self, index: SqliteWordIndex) -> None:
         index.add(LINE, 0, 5, [], [])
         with pytest.raises(IndexLost, match="6 to 8"):
             index.add(LINE, 8, 9, [said(9, "behind a gap")], [])

@@ -119,7 +119,7 @@ def test_waiting_users_get_the_connection_in_order(tmp_path: Path) -> None:
     user.close()
 
 
-def test_an_index_that_is_in_memory_is_one_for_all(tmp_path: Path) -> None:
+def test_an_index_in_memory_is_shared_by_all_users(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "index.db"
     users = [SqliteWordIndex(path, shared=True) for _ in range(4)]

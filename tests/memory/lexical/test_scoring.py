@@ -80,12 +80,12 @@ class TestWindow:
         before_it = score(other, other, has)
         assert own > behind_it > before_it > 0
 
-    def test_a_neighbour_that_is_missing_costs_nothing(self) -> None:
+    def test_a_missing_neighbour_does_not_lower_the_score(self) -> None:
         average = TermFrequencies({}, 10)
         own = TermFrequencies({"zebra": 1}, 10)
         assert score(own) == pytest.approx(score(own, average, average))
 
-    def test_length_is_that_of_its_kind(self) -> None:
+    def test_length_is_compared_with_the_average_of_its_tier(self) -> None:
         short, long = TermFrequencies({"zebra": 1}, 5), TermFrequencies({"zebra": 1}, 200)
         assert score(short, average=5) == pytest.approx(score(long, average=200))
         assert score(short, average=10) > score(TermFrequencies({"zebra": 1}, 20), average=10)
@@ -97,7 +97,7 @@ class TestWindow:
 
 
 class TestFusion:
-    def test_equals_have_the_same_rank(self) -> None:
+    def test_equal_scores_have_the_same_rank(self) -> None:
         assert ranks({"a": 1.0, "b": 3.0, "c": 1.0, "d": 0.5}) == {"b": 1, "a": 3, "c": 3, "d": 4}
         assert ranks({}) == {}
 
@@ -105,7 +105,7 @@ class TestFusion:
         fused = fuse_ranks("ab", [(1.0, {"a": 1}), (0.5, {"a": 2, "b": 1})], flatness=9)
         assert fused == pytest.approx({"a": 1 / 10 + 0.5 / 11, "b": 0.5 / 10})
 
-    def test_recency_and_importance_only_decide_between_likes(self) -> None:
+    def test_recency_and_importance_only_order_equal_scores(self) -> None:
         """What is best by words stays it, though it be the oldest and least of a hundred."""
         by_words = {number: number + 1 for number in range(100)}
         worst_last = {number: 100 - number for number in range(100)}

@@ -66,11 +66,11 @@ class World:
 
     def fill(self, timeline: str, upto: int, index: WordIndex | None = None) -> None:
         index = index or self.index
-        standing = index.index_state([timeline])
-        known = standing.indexed.get(timeline, 0)
+        state = index.index_state([timeline])
+        known = state.indexed.get(timeline, 0)
         if known < upto:
             docs, ends = self.docs.get(timeline, []), self.ends.get(timeline, [])
-            index.add_pages([IndexPage(timeline, known, upto, docs, ends)], standing.mark)
+            index.add_pages([IndexPage(timeline, known, upto, docs, ends)], state.mark)
 
     def ask(
         self, text: str, *paths: TimelinePath, index: WordIndex | None = None, **more: object
@@ -293,7 +293,7 @@ class TestBranches:
         twice = world.ask("sardines", main, main)
         assert twice == world.ask("sardines", main)
 
-    def test_an_index_that_is_behind_says_so(self, world: World) -> None:
+    def test_a_search_of_events_that_are_not_indexed_is_refused(self, world: World) -> None:
         world.say(MAIN, *TALK)
         world.fill(MAIN, 3)
         with pytest.raises(IndexLost, match="only up to 3"):

@@ -69,16 +69,16 @@ def test_text_without_words_has_no_tokens(words: Tokenizer, nothing: str) -> Non
     assert words.query_terms(nothing) == []
 
 
-def test_flags_are_not_letters_of_others(words: Tokenizer) -> None:
+def test_each_flag_emoji_is_one_token(words: Tokenizer) -> None:
     assert words.tokens("🇩🇪🇫🇷") == ["🇩🇪", "🇫🇷"]
 
 
-def test_marks_that_make_another_letter_stay(words: Tokenizer) -> None:
+def test_marks_that_change_a_letter_are_kept(words: Tokenizer) -> None:
     assert words.tokens("か") != words.tokens("が")
     assert words.tokens("कि") != words.tokens("की")
 
 
-def test_hashes_are_not_taken_apart(words: Tokenizer) -> None:
+def test_a_hexadecimal_hash_is_one_token(words: Tokenizer) -> None:
     assert words.tokens("a3f9c2d7") == ["a3f9c2d7"]
 
 

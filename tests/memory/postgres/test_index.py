@@ -22,10 +22,10 @@ def said(seq: int, text: str, key: str = "") -> MemoryDocument:
 def take(
     index: PostgresWordIndex, *docs: MemoryDocument, timeline: str = LINE, upto: int = 0
 ) -> None:
-    standing = index.index_state([timeline])
-    known = standing.indexed.get(timeline, 0)
+    state = index.index_state([timeline])
+    known = state.indexed.get(timeline, 0)
     page = IndexPage(timeline, known, upto or max(doc.seq for doc in docs), docs, [])
-    index.add_pages([page], standing.mark)
+    index.add_pages([page], state.mark)
 
 
 def found(index: PostgresWordIndex, text: str, upto: int) -> list[int]:
@@ -61,11 +61,9 @@ def test_special_characters_in_a_word_are_not_query_syntax(
 
 
 def test_keys_that_postgresql_text_cannot_hold_are_stored(in_database: PostgresWordIndex) -> None:
-    standing = in_database.index_state([])
+    state = in_database.index_state([])
     docs = [said(1, "zebra one", "k\0\ud800"), said(2, "zebra two", "long" * 5000)]
-    in_database.add_pages(
-        [IndexPage(LINE, 0, 3, docs, [FactEnd(3, "k\0\ud800", 3)])], standing.mark
-    )
+    in_database.add_pages([IndexPage(LINE, 0, 3, docs, [FactEnd(3, "k\0\ud800", 3)])], state.mark)
     paths = [TimelinePath("", [EventSpan(LINE, 0, 3)])]
     assert [one.key for one in search(in_database, paths, Query("zebra")).found] == ["long" * 5000]
     paths = [TimelinePath("", [EventSpan(LINE, 0, 2)])]
@@ -74,11 +72,11 @@ def test_keys_that_postgresql_text_cannot_hold_are_stored(in_database: PostgresW
 
 def test_a_page_read_before_an_erasure_is_refused(in_database: PostgresWordIndex) -> None:
     """Of timelines that were emptied since; others go on."""
-    standing = in_database.index_state([LINE, OTHER])
+    state = in_database.index_state([LINE, OTHER])
     in_database.forget([LINE])
     with pytest.raises(IndexLost):
-        in_database.add_pages([IndexPage(LINE, 0, 1, [said(1, "erased")], [])], standing.mark)
-    in_database.add_pages([IndexPage(OTHER, 0, 1, [said(1, "kept")], [])], standing.mark)
+        in_database.add_pages([IndexPage(LINE, 0, 1, [said(1, "erased")], [])], state.mark)
+    in_database.add_pages([IndexPage(OTHER, 0, 1, [said(1, "kept")], [])], state.mark)
     take(in_database, said(1, "as it is now"))
     assert found(in_database, "now", 1) == [1]
     before = in_database.index_state([OTHER])
@@ -87,26 +85,26 @@ def test_a_page_read_before_an_erasure_is_refused(in_database: PostgresWordIndex
         in_database.add_pages([IndexPage(OTHER, 1, 2, [said(2, "late")], [])], before.mark)
 
 
-def test_a_gap_is_refused(in_database: PostgresWordIndex) -> None:
+def test_a_gap_between_indexed_events_is_refused(in_database: PostgresWordIndex) -> None:
     take(in_database, said(1, "one"))
     mark = in_database.index_state([LINE]).mark
     with pytest.raises(IndexLost, match="events 2 to 4"):
         in_database.add_pages([IndexPage(LINE, 4, 5, [said(5, "five")], [])], mark)
 
 
-def test_a_timeline_goes_with_its_rows(
+def test_a_dropped_timeline_loses_its_index_rows(
     catalog: PostgresCatalog, in_database: PostgresWordIndex
 ) -> None:
     catalog.move([], verb="test", timelines=[Timeline(LINE), Timeline(OTHER)])
     for name in (LINE, OTHER):
         take(in_database, said(1, "zebra", "fact"), timeline=name)
-    standing = in_database.index_state([LINE, OTHER])
-    assert standing.indexed == {LINE: 1, OTHER: 1}
+    state = in_database.index_state([LINE, OTHER])
+    assert state.indexed == {LINE: 1, OTHER: 1}
     catalog.drop_timeline(LINE)
     assert in_database.index_state([LINE, OTHER]).indexed == {OTHER: 1}
     assert catalog.client.run("SELECT count(*) FROM memory_terms") == [(1,)]
     with pytest.raises(IndexLost):  # by one who had read it before
-        in_database.add_pages([IndexPage(LINE, 1, 2, [said(2, "late")], [])], standing.mark)
+        in_database.add_pages([IndexPage(LINE, 1, 2, [said(2, "late")], [])], state.mark)
     catalog.drop_timeline(OTHER)
 
 

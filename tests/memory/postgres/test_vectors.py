@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from tests.fixtures.postgres import Shared, shared
 from tests.fixtures.waiting import WAIT
-from tests.memory.embedding import Failing, Hashing, Told
+from tests.memory.embedding import Corpus, Failing, Hashing
 
 from ortet.backends.postgres.catalog import PostgresCatalog
 from ortet.errors import Invalid
@@ -50,7 +50,7 @@ class World:
 
     def __init__(self, directory: Path, catalog: PostgresCatalog) -> None:
         self.catalog = catalog
-        self.told = Told(directory)
+        self.told = Corpus(directory)
         self.told.tell("a", *(f"text {n}" for n in range(1, 31)))
         self.told.tell("b", *(f"other {n % 100}" for n in range(300)))
         self.index = PostgresWordIndex(catalog.client)
@@ -156,8 +156,8 @@ def test_a_text_indexed_later_is_embedded_and_found(world: World) -> None:
     asked = meanings.ranker(world.index, world.told.news)
     asked.rank(SPANS, TIERS, "q", 3)
     world.told.tell("a", "a late one")
-    standing = world.index.index_state(["a"])
-    world.index.add_pages([IndexPage("a", 30, 31, world.told.docs["a"][30:], [])], standing.mark)
+    state = world.index.index_state(["a"])
+    world.index.add_pages([IndexPage("a", 30, 31, world.told.docs["a"][30:], [])], state.mark)
     near = asked.rank([EventSpan("a", 0, 31)], TIERS, "a late one", 1)
     assert near.status == "all"
     assert near.places[0][:2] == ("a", 31)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tests.fixtures import forked
 from tests.fixtures.waiting import WAIT
-from tests.memory.embedding import Failing, Gated, Hashing, Told
+from tests.memory.embedding import Corpus, Failing, Gated, Hashing
 
 from ortet.memory.embedders.base import Embedder
 from ortet.memory.embedders.lookup import find_embedder
@@ -28,21 +28,21 @@ SECOND = 1_000_000_000
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Iterator[Told]:
-    told = Told(tmp_path)
-    told.tell("a", *(f"text {n}" for n in range(1, 31)))
-    yield told
-    told.index.close()
+def corpus(tmp_path: Path) -> Iterator[Corpus]:
+    corpus = Corpus(tmp_path)
+    corpus.tell("a", *(f"text {n}" for n in range(1, 31)))
+    yield corpus
+    corpus.index.close()
 
 
 @pytest.fixture
-def opened(told: Told) -> Iterator[Any]:
+def opened(corpus: Corpus) -> Iterator[Any]:
     """Makes Vectors that wait for the embedder as long as it takes."""
     made: list[LocalSemanticIndex] = []
 
     def make(embedder: Embedder, **options: Any) -> LocalSemanticIndex:
         options = {"fill_timeout": WAIT, "query_timeout": WAIT} | options
-        made.append(LocalSemanticIndex(told.directory / "vectors.db", embedder, **options))
+        made.append(LocalSemanticIndex(corpus.directory / "vectors.db", embedder, **options))
         return made[-1]
 
     yield make
@@ -51,175 +51,177 @@ def opened(told: Told) -> Iterator[Any]:
 
 
 class TestExactly:
-    def test_the_same_text_is_the_nearest(self, told: Told, opened: Any) -> None:
-        near = told.ask(opened(Hashing()), "text 17")
+    def test_the_same_text_is_the_nearest(self, corpus: Corpus, opened: Any) -> None:
+        near = corpus.ask(opened(Hashing()), "text 17")
         assert near.status == "all"
         timeline, seq, cosine = near.places[0]
         assert (timeline, seq) == ("a", 17)
         assert cosine == pytest.approx(1, abs=1e-6)
 
-    def test_vector_ranking_equals_a_loop_over_all_texts(self, told: Told, opened: Any) -> None:
-        told.tell("b", *(f"other {n}" for n in range(300)))
+    def test_vector_ranking_equals_a_loop_over_all_texts(self, corpus: Corpus, opened: Any) -> None:
+        corpus.tell("b", *(f"other {n}" for n in range(300)))
         embedder = Hashing(size=64)
         vectors = opened(embedder)
         spans = [EventSpan("a", 3, 20), EventSpan("b", 0, 250)]
-        near = told.ask(vectors, "a question", *spans, limit=25)
+        near = corpus.ask(vectors, "a question", *spans, limit=25)
         query = _unit(embedder.embed(["a question"]))[0]
         expected = []
         for span in spans:
-            for doc in told.docs[span.timeline][span.after : span.upto]:
+            for doc in corpus.docs[span.timeline][span.after : span.upto]:
                 kept = _unit(_unit(embedder.embed([doc.text])).astype(np.float16).astype(float))
                 expected.append((-float(kept[0] @ query), -doc.seq, span.timeline))
         expected = sorted(expected)[:25]
         assert [(t, s) for t, s, _ in near.places] == [(t, -s) for _, s, t in expected]
         assert [c for *_, c in near.places] == pytest.approx([-c for c, *_ in expected], abs=1e-6)
 
-    def test_cosines_do_not_depend_on_other_timelines(self, told: Told, opened: Any) -> None:
-        alone = told.ask(opened(Hashing(size=64)), "q")
-        told.tell("b", *(f"noise {n}" for n in range(500)))
-        told.tell("c", *(f"noise {n}" for n in range(7)))
+    def test_cosines_do_not_depend_on_other_timelines(self, corpus: Corpus, opened: Any) -> None:
+        alone = corpus.ask(opened(Hashing(size=64)), "q")
+        corpus.tell("b", *(f"noise {n}" for n in range(500)))
+        corpus.tell("c", *(f"noise {n}" for n in range(7)))
         vectors = opened(Hashing(size=64))
-        told.ask(vectors, "q", told.span("c"), told.span("b"))
-        assert told.ask(vectors, "q", told.span("a")).places == alone.places
-        both = told.ask(vectors, "q", *map(told.span, "cab"), limit=1000).places
+        corpus.ask(vectors, "q", corpus.span("c"), corpus.span("b"))
+        assert corpus.ask(vectors, "q", corpus.span("a")).places == alone.places
+        both = corpus.ask(vectors, "q", *map(corpus.span, "cab"), limit=1000).places
         assert [place for place in both if place[0] == "a"][:10] == alone.places
 
-    def test_the_same_text_many_times_is_found_at_its_latest(self, told: Told, opened: Any) -> None:
-        told.tell("a", *["thanks"] * 50)
-        near = told.ask(opened(Hashing()), "thanks", limit=3)
+    def test_of_equal_texts_the_latest_is_found(self, corpus: Corpus, opened: Any) -> None:
+        corpus.tell("a", *["thanks"] * 50)
+        near = corpus.ask(opened(Hashing()), "thanks", limit=3)
         assert [seq for _, seq, _ in near.places] == [80, 79, 78]
 
     def test_ranking_returns_only_the_requested_span_and_tiers(
-        self, told: Told, opened: Any
+        self, corpus: Corpus, opened: Any
     ) -> None:
         vectors = opened(Hashing())
-        near = told.ask(vectors, "text 17", EventSpan("a", 4, 9), limit=100)
+        near = corpus.ask(vectors, "text 17", EventSpan("a", 4, 9), limit=100)
         assert sorted(seq for _, seq, _ in near.places) == [5, 6, 7, 8, 9]
-        asked = vectors.ranker(told.index, told.news)
-        near = asked.rank([told.span("a")], [TIERS[1]], "text 17", 100)
+        asked = vectors.ranker(corpus.index, corpus.news)
+        near = asked.rank([corpus.span("a")], [TIERS[1]], "text 17", 100)
         assert sorted(seq for _, seq, _ in near.places) == list(range(1, 31, 3))
-        assert told.ask(vectors, "q", EventSpan("a", 0, 30), limit=0).places == []
-        near = told.ask(
+        assert corpus.ask(vectors, "q", EventSpan("a", 0, 30), limit=0).places == []
+        near = corpus.ask(
             vectors, "text 2", EventSpan("a", 0, 9), limit=1
         )  # further back than before
         assert [seq for _, seq, _ in near.places] == [2]
 
     def test_an_event_log_of_many_chunks_is_ranked_completely(
-        self, told: Told, opened: Any
+        self, corpus: Corpus, opened: Any
     ) -> None:
-        told.tell("long", *(f"line {n % 9000}" for n in range(1, 17001)))
+        corpus.tell("long", *(f"line {n % 9000}" for n in range(1, 17001)))
         vectors = opened(Hashing(size=4))
-        near = told.ask(vectors, "line 8500", told.span("long"), limit=2)
+        near = corpus.ask(vectors, "line 8500", corpus.span("long"), limit=2)
         assert (near.places[0][1], near.status) == (8500, "all")
-        told.tell("long", *(f"late {n}" for n in range(10)))
-        near = told.ask(vectors, "late 5", told.span("long"), limit=1)
+        corpus.tell("long", *(f"late {n}" for n in range(10)))
+        near = corpus.ask(vectors, "late 5", corpus.span("long"), limit=1)
         assert [seq for _, seq, _ in near.places] == [17006]
 
     def test_vectors_evicted_from_memory_are_read_again_not_embedded_again(
-        self, told: Told, opened: Any
+        self, corpus: Corpus, opened: Any
     ) -> None:
-        told.tell("b", *(f"other {n}" for n in range(50)))
+        corpus.tell("b", *(f"other {n}" for n in range(50)))
         embedder = Hashing()
         vectors = opened(embedder, max_bytes=100)
-        first = told.ask(vectors, "q", told.span("a"))
-        told.ask(vectors, "q", told.span("b"))
-        assert told.ask(vectors, "q", told.span("a")) == first
+        first = corpus.ask(vectors, "q", corpus.span("a"))
+        corpus.ask(vectors, "q", corpus.span("b"))
+        assert corpus.ask(vectors, "q", corpus.span("a")) == first
         assert len(embedder.texts) == 81
 
 
 class TestOnce:
-    def test_no_text_is_embedded_twice(self, told: Told, opened: Any) -> None:
-        told.tell("fork", *(f"text {n}" for n in range(1, 31)), "and its own")
+    def test_no_text_is_embedded_twice(self, corpus: Corpus, opened: Any) -> None:
+        corpus.tell("fork", *(f"text {n}" for n in range(1, 31)), "and its own")
         embedder = Hashing()
         vectors = opened(embedder)
-        told.ask(vectors, "q", told.span("a"))
-        told.ask(vectors, "q", told.span("a"), told.span("fork"))
+        corpus.ask(vectors, "q", corpus.span("a"))
+        corpus.ask(vectors, "q", corpus.span("a"), corpus.span("fork"))
         assert sorted(embedder.texts) == sorted(
             ["q", "and its own", *(f"text {n}" for n in range(1, 31))]
         )
 
     def test_no_text_is_embedded_again_for_a_new_index(
-        self, told: Told, opened: Any, tmp_path: Path
+        self, corpus: Corpus, opened: Any, tmp_path: Path
     ) -> None:
-        first = told.ask(opened(Hashing()), "q")
-        again = Told(tmp_path / "new")
+        first = corpus.ask(opened(Hashing()), "q")
+        again = Corpus(tmp_path / "new")
         again.tell("b", "unknown")  # so that lines have other numbers
         again.tell("a", *(f"text {n}" for n in range(1, 31)))
         embedder = Hashing()
         assert again.ask(opened(embedder), "q", again.span("a")) == first
         assert embedder.texts == ["q"]
 
-    def test_only_new_texts_are_embedded(self, told: Told, opened: Any) -> None:
+    def test_only_new_texts_are_embedded(self, corpus: Corpus, opened: Any) -> None:
         embedder = Hashing()
         vectors = opened(embedder)
-        told.ask(vectors, "q")
+        corpus.ask(vectors, "q")
         embedder.texts.clear()
-        told.tell("a", "news")
-        assert told.ask(vectors, "news").places[0][1] == 31
+        corpus.tell("a", "news")
+        assert corpus.ask(vectors, "news").places[0][1] == 31
         assert embedder.texts == ["news"] or sorted(embedder.texts) == ["news", "news"]
 
-    def test_texts_are_read_in_pages(self, told: Told, opened: Any) -> None:
-        told.tell("a", *(f"more {n}" for n in range(3000)))
-        told.ask(opened(Hashing()), "q")
-        assert len(told.read) <= 8
+    def test_texts_are_read_in_pages(self, corpus: Corpus, opened: Any) -> None:
+        corpus.tell("a", *(f"more {n}" for n in range(3000)))
+        corpus.ask(opened(Hashing()), "q")
+        assert len(corpus.read) <= 8
 
 
 class TestEmbeddersThatAreSlow:
-    def test_a_slow_question_is_not_waited_for_and_its_vector_is_kept(
-        self, told: Told, opened: Any
+    def test_a_search_does_not_wait_for_a_slow_query_vector_and_caches_it(
+        self, corpus: Corpus, opened: Any
     ) -> None:
         embedder = Gated()
         vectors = opened(embedder, query_timeout=0.01, fill_timeout=0)
-        near = told.ask(vectors, "text 3")
+        near = corpus.ask(vectors, "text 3")
         assert (near.places, near.status) == ([], "late")
-        near = told.ask(vectors, "text 4")  # while it hangs
+        near = corpus.ask(vectors, "text 4")  # while it hangs
         assert near.status == "late"
         embedder.open.set()
-        assert vectors.fill(told.index, told.news, [told.span("a")], TIERS, WAIT)
-        assert told.ask(vectors, "text 3").status == "all"
+        assert vectors.fill(corpus.index, corpus.news, [corpus.span("a")], TIERS, WAIT)
+        assert corpus.ask(vectors, "text 3").status == "all"
         assert embedder.texts.count("text 3") == 2  # as a question, and as a document
 
-    def test_texts_are_made_in_the_background(self, told: Told, opened: Any) -> None:
+    def test_texts_are_embedded_in_the_background(self, corpus: Corpus, opened: Any) -> None:
         embedder = Gated()
         embedder.open.set()
         vectors = opened(embedder)
-        told.ask(vectors, "q")
+        corpus.ask(vectors, "q")
         embedder.open.clear()
         embedder.reached.clear()
-        told.tell("a", "news")
+        corpus.tell("a", "news")
         slow = opened(embedder, fill_timeout=0, query_timeout=0)
-        assert told.ask(slow, "q2").status == "late"
+        assert corpus.ask(slow, "q2").status == "late"
         embedder.open.set()
-        assert slow.fill(told.index, told.news, [told.span("a")], TIERS, WAIT)
-        assert told.ask(vectors, "news").places[0][1] == 31
+        assert slow.fill(corpus.index, corpus.news, [corpus.span("a")], TIERS, WAIT)
+        assert corpus.ask(vectors, "news").places[0][1] == 31
         assert embedder.texts.count("news") == 2  # by one as a text, as a question by the other
 
     def test_the_status_is_some_while_vectors_are_still_missing(
-        self, told: Told, opened: Any
+        self, corpus: Corpus, opened: Any
     ) -> None:
         embedder = Gated()
         embedder.open.set()
         vectors = opened(embedder, fill_timeout=0.0)
-        vectors.fill(told.index, told.news, [told.span("a")], TIERS, WAIT)
-        told.ask(vectors, "text 3")
+        vectors.fill(corpus.index, corpus.news, [corpus.span("a")], TIERS, WAIT)
+        corpus.ask(vectors, "text 3")
         embedder.open.clear()
-        told.tell("a", *(f"more {n}" for n in range(40)))
-        near = told.ask(vectors, "text 3")
+        corpus.tell("a", *(f"more {n}" for n in range(40)))
+        near = corpus.ask(vectors, "text 3")
         assert near.status == "some"
         assert near.places[0][:2] == ("a", 3)
         embedder.open.set()
-        assert vectors.fill(told.index, told.news, [told.span("a")], TIERS, WAIT)
-        assert told.ask(vectors, "text 3").status == "all"
+        assert vectors.fill(corpus.index, corpus.news, [corpus.span("a")], TIERS, WAIT)
+        assert corpus.ask(vectors, "text 3").status == "all"
 
-    def test_closing_does_not_wait_for_one_that_hangs(self, told: Told, opened: Any) -> None:
+    def test_close_does_not_wait_for_a_hanging_embedder(self, corpus: Corpus, opened: Any) -> None:
         embedder = Gated()
         vectors = opened(embedder, query_timeout=0, fill_timeout=0)
-        told.ask(vectors, "q")
+        corpus.ask(vectors, "q")
         assert embedder.reached.wait(WAIT)
         vectors.close()
         embedder.open.set()
 
-    def test_only_one_thread_at_a_time_calls_the_embedder(self, told: Told, opened: Any) -> None:
+    def test_only_one_thread_at_a_time_calls_the_embedder(
+        self, corpus: Corpus, opened: Any
+    ) -> None:
         inside = threading.Lock()
 
         class Single(Hashing):
@@ -233,7 +235,7 @@ class TestEmbeddersThatAreSlow:
         vectors = opened(Single())
         found: list[str] = []
         threads = [
-            threading.Thread(target=lambda n=n: found.append(told.ask(vectors, f"q{n}").status))
+            threading.Thread(target=lambda n=n: found.append(corpus.ask(vectors, f"q{n}").status))
             for n in range(4)
         ]
         for thread in threads:
@@ -245,40 +247,40 @@ class TestEmbeddersThatAreSlow:
 
 class TestEmbeddersThatFail:
     def test_a_failing_embedder_is_reported_and_retried_with_backoff(
-        self, told: Told, opened: Any
+        self, corpus: Corpus, opened: Any
     ) -> None:
         embedder, clock = Failing(), ManualClock()
         vectors = opened(embedder, clock=clock)
         for _ in range(3):
-            near = told.ask(vectors, "q")
+            near = corpus.ask(vectors, "q")
             assert (near.places, near.status) == ([], "failed: OSError: no such host")
         assert embedder.calls == 1
         clock.advance(SECOND)
-        told.ask(vectors, "q")
+        corpus.ask(vectors, "q")
         clock.advance(SECOND)  # two, by now
-        told.ask(vectors, "q")
+        corpus.ask(vectors, "q")
         assert embedder.calls == 2
         clock.advance(SECOND)
         embedder.error = None
-        assert told.ask(vectors, "q").status == "all"
+        assert corpus.ask(vectors, "q").status == "all"
 
-    def test_a_clock_set_back_does_not_stop_it_for_ever(self, told: Told, opened: Any) -> None:
+    def test_a_clock_set_back_does_not_stop_embedding(self, corpus: Corpus, opened: Any) -> None:
         embedder, clock = Failing(), ManualClock()
         vectors = opened(embedder, clock=clock)
-        told.ask(vectors, "q")
+        corpus.ask(vectors, "q")
         clock.advance(-1000 * SECOND)
         embedder.error = None
-        assert told.ask(vectors, "q").status == "all"
+        assert corpus.ask(vectors, "q").status == "all"
 
     def test_an_embedder_that_raises_system_exit_is_reported_as_failed(
-        self, told: Told, opened: Any
+        self, corpus: Corpus, opened: Any
     ) -> None:
         embedder = Failing()
         embedder.error = SystemExit(3)
-        assert told.ask(opened(embedder), "q").status == "failed: SystemExit: 3"
+        assert corpus.ask(opened(embedder), "q").status == "failed: SystemExit: 3"
 
-    def test_one_text_that_cannot_be_embedded_does_not_keep_the_others(
-        self, told: Told, opened: Any
+    def test_a_text_that_cannot_be_embedded_does_not_block_the_others(
+        self, corpus: Corpus, opened: Any
     ) -> None:
         class Picky(Hashing):
             def embed(self, texts: Sequence[str], /) -> list[list[float]]:
@@ -289,13 +291,13 @@ class TestEmbeddersThatFail:
         clock = ManualClock()
         vectors = opened(Picky(), clock=clock)
         for _ in range(40):
-            near = told.ask(vectors, "q", limit=100)
+            near = corpus.ask(vectors, "q", limit=100)
             clock.advance(400 * SECOND)
         assert near.status == "some"
         assert {seq for _, seq, _ in near.places} == {*range(1, 31)} - {20}
 
     def test_texts_that_could_not_be_read_are_requested_again(
-        self, told: Told, opened: Any
+        self, corpus: Corpus, opened: Any
     ) -> None:
         clock = ManualClock()
         vectors = opened(Hashing(), clock=clock)
@@ -303,11 +305,11 @@ class TestEmbeddersThatFail:
         def closed(span: EventSpan, after: int) -> Any:
             raise OSError("the session was closed")
 
-        asked = vectors.ranker(told.index, closed)
-        near = asked.rank([told.span("a")], TIERS, "q", 5)
+        asked = vectors.ranker(corpus.index, closed)
+        near = asked.rank([corpus.span("a")], TIERS, "q", 5)
         assert near.status == "failed: OSError: the session was closed"
         clock.advance(SECOND)
-        assert told.ask(vectors, "q").status == "all"
+        assert corpus.ask(vectors, "q").status == "all"
 
 
 class TestNonsense:
@@ -328,7 +330,7 @@ class TestNonsense:
         ],
     )
     def test_malformed_vectors_are_refused_and_not_stored(
-        self, told: Told, opened: Any, given: Any, said: str
+        self, corpus: Corpus, opened: Any, given: Any, said: str
     ) -> None:
         class Wrong(Hashing):
             def embed(self, texts: Sequence[str], /) -> Any:
@@ -337,16 +339,16 @@ class TestNonsense:
         wrong = True
         clock = ManualClock()
         vectors = opened(Wrong(), clock=clock)
-        near = told.ask(vectors, "q")
+        near = corpus.ask(vectors, "q")
         assert near.places == []
         assert near.status.startswith("failed: the embedder hashing gave")
         assert said in near.status
         wrong = False
         clock.advance(SECOND)
-        assert told.ask(vectors, "text 4").places[0][1] == 4
+        assert corpus.ask(vectors, "text 4").places[0][1] == 4
 
     def test_zero_vectors_for_some_texts_do_not_affect_the_others(
-        self, told: Told, opened: Any
+        self, corpus: Corpus, opened: Any
     ) -> None:
         class Half(Hashing):
             def embed(self, texts: Sequence[str], /) -> Any:
@@ -358,14 +360,16 @@ class TestNonsense:
 
         embedder = Half()
         vectors = opened(embedder)
-        near = told.ask(vectors, "q", limit=100)
+        near = corpus.ask(vectors, "q", limit=100)
         assert near.status == "some"
         assert {seq for _, seq, _ in near.places} == {*range(1, 31)} - {7, 17, 27}
         embedder.texts.clear()
-        told.ask(vectors, "q")
+        corpus.ask(vectors, "q")
         assert embedder.texts == []
 
-    def test_a_model_that_changed_under_its_name(self, told: Told, opened: Any) -> None:
+    def test_a_model_with_another_vector_size_under_the_same_name_is_reported(
+        self, corpus: Corpus, opened: Any
+    ) -> None:
         class Sizeless(Hashing):
             def __init__(self, size: int) -> None:
                 super().__init__()
@@ -375,97 +379,105 @@ class TestNonsense:
             def embed(self, texts: Sequence[str], /) -> list[list[float]]:
                 return Hashing(size=self._numbers).embed(texts)
 
-        assert told.ask(opened(Sizeless(8)), "q").status == "all"
-        near = told.ask(opened(Sizeless(16)), "q")
+        assert corpus.ask(opened(Sizeless(8)), "q").status == "all"
+        near = corpus.ask(opened(Sizeless(16)), "q")
         assert "16 numbers a text, where 8 are expected" in near.status
 
-    def test_very_large_numbers_are_numbers(self, told: Told, opened: Any) -> None:
+    def test_vectors_of_very_large_numbers_are_ranked(self, corpus: Corpus, opened: Any) -> None:
         class Large(Hashing):
             def embed(self, texts: Sequence[str], /) -> list[list[float]]:
                 return [[x * 1e300 for x in row] for row in super().embed(texts)]
 
-        _, seq, cosine = told.ask(opened(Large()), "text 5").places[0]
+        _, seq, cosine = corpus.ask(opened(Large()), "text 5").places[0]
         assert seq == 5
         assert cosine == pytest.approx(1, abs=1e-6)
 
-    def test_a_text_without_meaning_is_no_failure(self, told: Told, opened: Any) -> None:
-        told.tell("a", "   ", "\n")
-        near = told.ask(opened(Hashing()), "q", limit=100)
+    def test_a_text_with_a_zero_vector_is_no_failure(self, corpus: Corpus, opened: Any) -> None:
+        corpus.tell("a", "   ", "\n")
+        near = corpus.ask(opened(Hashing()), "q", limit=100)
         assert near.status == "all"
         assert len(near.places) == 30
 
 
 class TestAnotherEmbedder:
-    def test_has_vectors_of_its_own_and_the_old_ones_stay(self, told: Told, opened: Any) -> None:
+    def test_another_embedder_has_its_own_vectors_and_keeps_the_old_ones(
+        self, corpus: Corpus, opened: Any
+    ) -> None:
         old, new = Hashing("old"), Hashing("new", size=16)
-        first = told.ask(opened(old), "q")
-        assert told.ask(opened(new), "q").status == "all"
+        first = corpus.ask(opened(old), "q")
+        assert corpus.ask(opened(new), "q").status == "all"
         assert len(new.texts) == 31
-        assert told.ask(opened(old), "q") == first
+        assert corpus.ask(opened(old), "q") == first
         assert len(old.texts) == 32
 
-    def test_prune_takes_the_others_out(self, told: Told, opened: Any) -> None:
-        told.ask(opened(Hashing("old")), "q")
+    def test_prune_removes_the_vectors_of_other_embedders(
+        self, corpus: Corpus, opened: Any
+    ) -> None:
+        corpus.ask(opened(Hashing("old")), "q")
         vectors = opened(Hashing("new"))
-        first = told.ask(vectors, "q")
+        first = corpus.ask(vectors, "q")
         assert vectors.prune() == 30
         assert vectors.prune() == 0
-        assert told.ask(vectors, "q") == first
+        assert corpus.ask(vectors, "q") == first
         old = Hashing("old")
-        told.ask(opened(old), "q")
+        corpus.ask(opened(old), "q")
         assert len(old.texts) == 31
 
 
 class TestErased:
-    def test_an_erased_text_leaves_no_vector_in_the_files(self, told: Told, opened: Any) -> None:
+    def test_an_erased_text_leaves_no_vector_in_the_files(
+        self, corpus: Corpus, opened: Any
+    ) -> None:
         vectors = opened(Hashing(size=64))
-        told.ask(vectors, "q")
+        corpus.ask(vectors, "q")
         digest = text_hash("text 12")
         kept = _unit(Hashing(size=64).embed(["text 12"])).astype(np.float16).tobytes()
-        assert _found(told, digest) and _found(told, kept)
+        assert _found(corpus, digest) and _found(corpus, kept)
         other = opened(Hashing(size=64))
-        told.ask(other, "q")
-        told.docs["a"][11] = _without_text(told.docs["a"][11])
+        corpus.ask(other, "q")
+        corpus.docs["a"][11] = _without_text(corpus.docs["a"][11])
         assert vectors.forget([digest]) == 1
-        assert not _found(told, digest) and not _found(told, kept)
+        assert not _found(corpus, digest) and not _found(corpus, kept)
         assert vectors.forget([digest]) == 0
         for one in (vectors, other):
-            near = told.ask(one, "text 12", limit=100)
+            near = corpus.ask(one, "text 12", limit=100)
             assert 12 not in {seq for _, seq, _ in near.places}
             assert near.status == "all"
-        assert not _found(told, kept)
+        assert not _found(corpus, kept)
 
     def test_a_text_erased_while_being_embedded_leaves_no_vector(
-        self, told: Told, opened: Any
+        self, corpus: Corpus, opened: Any
     ) -> None:
         embedder = Gated()
         vectors = opened(embedder, fill_timeout=0, query_timeout=0)
-        vectors.fill(told.index, told.news, [told.span("a")], TIERS, 0)
+        vectors.fill(corpus.index, corpus.news, [corpus.span("a")], TIERS, 0)
         assert embedder.reached.wait(WAIT)  # the texts were read
-        told.docs["a"][11] = _without_text(told.docs["a"][11])
+        corpus.docs["a"][11] = _without_text(corpus.docs["a"][11])
         assert vectors.forget([text_hash("text 12")]) == 0
         embedder.open.set()
-        vectors.fill(told.index, told.news, [], TIERS, WAIT)
-        assert vectors.fill(told.index, told.news, [told.span("a")], TIERS, WAIT)
-        assert not _found(told, text_hash("text 12"))
-        assert _found(told, text_hash("text 13"))
+        vectors.fill(corpus.index, corpus.news, [], TIERS, WAIT)
+        assert vectors.fill(corpus.index, corpus.news, [corpus.span("a")], TIERS, WAIT)
+        assert not _found(corpus, text_hash("text 12"))
+        assert _found(corpus, text_hash("text 13"))
 
-    def test_drop_removes_every_vector(self, told: Told, opened: Any) -> None:
+    def test_drop_removes_every_vector(self, corpus: Corpus, opened: Any) -> None:
         vectors = opened(Hashing())
-        first = told.ask(vectors, "q")
+        first = corpus.ask(vectors, "q")
         vectors.drop()
-        assert not _found(told, text_hash("text 12"))
-        assert told.ask(vectors, "q") == first
-        assert _found(told, text_hash("text 12"))
+        assert not _found(corpus, text_hash("text 12"))
+        assert corpus.ask(vectors, "q") == first
+        assert _found(corpus, text_hash("text 12"))
 
 
 class TestTheFile:
     @pytest.mark.parametrize("damage", ["text", "zeros", "cut", "empty", "foreign", "middle"])
-    def test_a_damaged_vector_file_is_rebuilt(self, told: Told, opened: Any, damage: str) -> None:
+    def test_a_damaged_vector_file_is_rebuilt(
+        self, corpus: Corpus, opened: Any, damage: str
+    ) -> None:
         vectors = opened(Hashing(size=64))
-        first = told.ask(vectors, "q")
+        first = corpus.ask(vectors, "q")
         vectors.close()
-        path = told.directory / "vectors.db"
+        path = corpus.directory / "vectors.db"
         whole = path.read_bytes()
         middle = len(whole) // 2
         path.write_bytes(
@@ -474,63 +486,65 @@ class TestTheFile:
                 "zeros": bytes(len(whole)),
                 "cut": whole[:middle],
                 "empty": b"",
-                "foreign": _foreign(told.directory),
+                "foreign": _foreign(corpus.directory),
                 "middle": whole[:4096] + os.urandom(len(whole) - 4096),
             }[damage]
         )
-        assert told.ask(opened(Hashing(size=64)), "q") == first
+        assert corpus.ask(opened(Hashing(size=64)), "q") == first
 
-    def test_stored_zero_vectors_are_computed_again(self, told: Told, opened: Any) -> None:
+    def test_stored_zero_vectors_are_computed_again(self, corpus: Corpus, opened: Any) -> None:
         vectors = opened(Hashing(size=64))
-        first = told.ask(vectors, "q")
+        first = corpus.ask(vectors, "q")
         vectors.close()
-        with sqlite3.connect(told.directory / "vectors.db") as db:
+        with sqlite3.connect(corpus.directory / "vectors.db") as db:
             db.execute("UPDATE vectors SET vector = zeroblob(128) WHERE no = 3")
         db.close()
         again = opened(Hashing(size=64))
-        told.ask(again, "q")
-        assert told.ask(again, "q") == first
+        corpus.ask(again, "q")
+        assert corpus.ask(again, "q") == first
 
-    def test_vectors_work_without_a_writable_place(self, told: Told) -> None:
-        (told.directory / "file").write_text("in the way")
+    def test_vectors_work_without_a_writable_directory(self, corpus: Corpus) -> None:
+        (corpus.directory / "file").write_text("in the way")
         vectors = LocalSemanticIndex(
-            told.directory / "file" / "vectors.db", Hashing(), fill_timeout=WAIT
+            corpus.directory / "file" / "vectors.db", Hashing(), fill_timeout=WAIT
         )
-        assert told.ask(vectors, "text 5").places[0][1] == 5
+        assert corpus.ask(vectors, "text 5").places[0][1] == 5
         vectors.close()
 
-    def test_a_child_of_fork_goes_on_with_the_file(self, told: Told, opened: Any) -> None:
+    def test_a_forked_child_continues_with_the_vector_file(
+        self, corpus: Corpus, opened: Any
+    ) -> None:
         embedder = Hashing()
         vectors = opened(embedder)
-        first = told.ask(vectors, "q")
+        first = corpus.ask(vectors, "q")
         before = len(embedder.texts)
         child = os.fork()
         if child == 0:
             status = 1
             try:
-                same = told.ask(vectors, "q") == first
-                told.tell("child", "of its own")
-                own = told.ask(vectors, "of its own", told.span("child")).places[0][1] == 1
+                same = corpus.ask(vectors, "q") == first
+                corpus.tell("child", "of its own")
+                own = corpus.ask(vectors, "of its own", corpus.span("child")).places[0][1] == 1
                 status = 0 if same and own and len(embedder.texts) == before + 3 else 2
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert told.ask(vectors, "q") == first
+        assert corpus.ask(vectors, "q") == first
         assert len(embedder.texts) == before
 
-    def test_several_processes_share_one_vector_file(self, told: Told, opened: Any) -> None:
+    def test_several_processes_share_one_vector_file(self, corpus: Corpus, opened: Any) -> None:
         program = (
             "import sys; from pathlib import Path; from tests.memory.embedding import *\n"
-            "told = Told(Path(sys.argv[1]) / sys.argv[2])\n"
-            "told.tell('a', *(f'text {n}' for n in range(1, 1001)))\n"
+            "corpus = Corpus(Path(sys.argv[1]) / sys.argv[2])\n"
+            "corpus.tell('a', *(f'text {n}' for n in range(1, 1001)))\n"
             "vectors = LocalSemanticIndex(Path(sys.argv[1]) / 'vectors.db', Hashing(),"
             " fill_timeout=WAIT, query_timeout=WAIT)\n"
-            "print(told.ask(vectors, 'q'))\n"
+            "print(corpus.ask(vectors, 'q'))\n"
         )
         root = Path(__file__).parents[3]
         running = [
             forked.Popen(
-                [sys.executable, "-c", program, str(told.directory), name],
+                [sys.executable, "-c", program, str(corpus.directory), name],
                 stdout=subprocess.PIPE,
                 text=True,
                 cwd=root,
@@ -543,17 +557,17 @@ class TestTheFile:
         assert "status='all'" in said.pop()
 
 
-def test_the_wordllama_model_ranks_by_meaning(told: Told, opened: Any) -> None:
-    told.tell(
+def test_the_wordllama_model_ranks_by_meaning(corpus: Corpus, opened: Any) -> None:
+    corpus.tell(
         "talk",
         "the cat sleeps on the sofa",
         "our database server crashed during the night",
         "she plays the violin in an orchestra",
     )
     vectors = opened(find_embedder("wordllama"))
-    near = told.ask(vectors, "musical instruments", told.span("talk"))
+    near = corpus.ask(vectors, "musical instruments", corpus.span("talk"))
     assert near.places[0][1] == 3
-    near = told.ask(vectors, "postgres went down", told.span("talk"))
+    near = corpus.ask(vectors, "postgres went down", corpus.span("talk"))
     assert near.places[0][1] == 2
 
 
@@ -562,8 +576,8 @@ def _unit(rows: Any) -> Any:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-def _found(told: Told, what: bytes) -> bool:
-    return any(what in path.read_bytes() for path in told.directory.glob("vectors.db*"))
+def _found(corpus: Corpus, what: bytes) -> bool:
+    return any(what in path.read_bytes() for path in corpus.directory.glob("vectors.db*"))
 
 
 def _without_text(doc: Any) -> Any:

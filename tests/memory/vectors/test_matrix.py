@@ -52,7 +52,7 @@ def test_no_cosine_is_out_of_bounds(kind: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_nearest_are_those_of_all(kind: str) -> None:
+def test_nearest_documents_equal_a_search_of_all(kind: str) -> None:
     """Over borders of blocks, with gaps, put in pieces, of two lines."""
     count = 9000
     half, length = _made(kind, count, 32)

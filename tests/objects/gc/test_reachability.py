@@ -52,7 +52,7 @@ def test_shared_parts_are_followed_once(store: PackedObjectStore, walk: Referenc
     assert len(marks.oids) == 12
 
 
-def test_fresh_holds_only_newly_marked_objects(
+def test_newly_reached_holds_only_newly_marked_objects(
     store: PackedObjectStore, walk: ReferenceParser
 ) -> None:
     marks = ReachableSet(store, walk)

@@ -260,7 +260,7 @@ def test_an_object_that_becomes_reachable_during_marking_is_kept(
     assert verify(other, roots(old), walk).problems == []
 
 
-def test_a_missing_object_stops_it_before_anything_is_deleted(
+def test_a_missing_object_stops_a_sweep_before_anything_is_deleted(
     open_store: Open, root: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
     store = open_store()
@@ -275,7 +275,7 @@ def test_a_missing_object_stops_it_before_anything_is_deleted(
     assert stored(root) == before
 
 
-def test_damaged_live_data_stops_it_before_anything_is_deleted(
+def test_damaged_reachable_data_stops_a_sweep_before_anything_is_deleted(
     open_store: Open, root: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
     store = open_store()
@@ -339,7 +339,7 @@ def test_progress_reaches_its_total(
     assert all(0 <= done <= total for done, total in seen)
 
 
-def test_threads_of_one_handle_commit_while_it_sweeps(
+def test_threads_of_a_handle_commit_while_the_handle_sweeps(
     open_store: Open, walk: ReferenceParser, commit: Commit
 ) -> None:
     store = open_store(seal_bytes=30_000)

@@ -130,12 +130,12 @@ class MemoryBucket(Bucket):
     def list(self, prefix: str = "") -> Iterator[BucketEntry]:
         check_prefix(prefix)
         with self._lock:
-            found = [
+            entries = [
                 BucketEntry(key, len(data))
                 for key, data in self._objects.items()
                 if key.startswith(prefix)
             ]
-        yield from sorted(found, key=lambda listing: listing.key)
+        yield from sorted(entries, key=lambda listing: listing.key)
 
     def delete(self, keys: Sequence[str]) -> None:
         with self._lock:

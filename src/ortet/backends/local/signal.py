@@ -61,12 +61,12 @@ class TopicVersions:
         """Return the topics notified after `token`; None if any may have been."""
         if self._all_version > token or self._evicted_version > token:
             return None
-        found = set()
+        topics = set()
         for topic in reversed(self._versions):
             if self._versions[topic] <= token:
                 break
-            found.add(topic)
-        return found
+            topics.add(topic)
+        return topics
 
 
 class ProcessSignal(Signal):

@@ -111,12 +111,12 @@ class S3Bucket(Bucket):
         import obstore
 
         try:
-            found = self._call(
+            stored = self._call(
                 f"look at {key!r}", lambda: obstore.head(self._reader, self._object_path(key))
             )
-            if found["size"] != len(data):
+            if stored["size"] != len(data):
                 return False
-            tag = (found["e_tag"] or "").strip('"')
+            tag = (stored["e_tag"] or "").strip('"')
             if tag == hashlib.md5(data, usedforsecurity=False).hexdigest():
                 # S3 uses this tag for an unencrypted object that was uploaded in one part
                 return True
@@ -143,8 +143,8 @@ class S3Bucket(Bucket):
             if length is not None:
                 ranged = obstore.get_range(self._reader, path, start=start, length=length)
                 return bytes(ranged)
-            found = obstore.get(self._reader, path, options={"range": {"offset": start}})
-            return bytes(found.bytes())
+            response = obstore.get(self._reader, path, options={"range": {"offset": start}})
+            return bytes(response.bytes())
 
         def whole() -> bytes:
             return bytes(obstore.get(self._reader, path).bytes())
@@ -165,7 +165,7 @@ class S3Bucket(Bucket):
             check_range(start, length)
         wanted = _merge_ranges(ranges)
         if len(wanted) <= 1:
-            found = [self.get(key, *span) for span in wanted]
+            contents = [self.get(key, *span) for span in wanted]
         else:
             starts, lengths = [list(column) for column in zip(*wanted, strict=True)]
             try:
@@ -179,12 +179,12 @@ class S3Bucket(Bucket):
                         coalesce=0,
                     ),
                 )
-                found = [bytes(answer) for answer in answers]
+                contents = [bytes(answer) for answer in answers]
             except KeyAbsent:
                 raise no_key(key) from None
             except RangeBeyondEnd:
-                found = [self._get(key, *span) for span in wanted]
-        return [_extract_range(wanted, found, span) for span in ranges]
+                contents = [self._get(key, *span) for span in wanted]
+        return [_extract_range(wanted, contents, span) for span in ranges]
 
     def get_all(self, keys: Sequence[str]) -> dict[str, bytes]:
         def get(key: str) -> bytes | None:
@@ -193,8 +193,8 @@ class S3Bucket(Bucket):
             return None
 
         wanted = list(dict.fromkeys(keys))
-        found = zip(wanted, _map_concurrently(get, wanted), strict=True)
-        return {key: data for key, data in found if data is not None}
+        contents = zip(wanted, _map_concurrently(get, wanted), strict=True)
+        return {key: data for key, data in contents if data is not None}
 
     def put_all(self, objects: Mapping[str, bytes]) -> set[str]:
         def put(item: tuple[str, bytes]) -> bool:
@@ -212,10 +212,10 @@ class S3Bucket(Bucket):
 
         path = self._object_path(check_key(key))
         try:
-            found = self._call(f"look at {key!r}", lambda: obstore.head(self._reader, path))
+            metadata = self._call(f"look at {key!r}", lambda: obstore.head(self._reader, path))
         except KeyAbsent:
             raise no_key(key) from None
-        return found["size"]
+        return metadata["size"]
 
     def list(self, prefix: str = "") -> Iterator[BucketEntry]:
         import obstore
@@ -277,11 +277,11 @@ class S3Bucket(Bucket):
         return call_with_retry(self.address, act, call, retry_seconds=self._retry_seconds)
 
     def _open_store(self, timeout: float, read_timeout: float) -> ObjectStore:
-        found = self._stores.get(timeout)
-        if found is None:
-            found = open_object_store(self.address, read_timeout=read_timeout, timeout=timeout)
-            self._stores[timeout] = found
-        return found
+        store = self._stores.get(timeout)
+        if store is None:
+            store = open_object_store(self.address, read_timeout=read_timeout, timeout=timeout)
+            self._stores[timeout] = store
+        return store
 
 
 def _check_process(address: BucketAddress) -> None:
@@ -333,10 +333,10 @@ def _merge_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _extract_range(
-    spans: Sequence[tuple[int, int]], found: Sequence[bytes], wanted: tuple[int, int]
+    spans: Sequence[tuple[int, int]], contents: Sequence[bytes], wanted: tuple[int, int]
 ) -> bytes:
     start, length = wanted
-    for (first, size), data in zip(spans, found, strict=True):
+    for (first, size), data in zip(spans, contents, strict=True):
         if first <= start and start + length <= first + size:
             return data[start - first : start - first + length]
     return b""

@@ -83,15 +83,15 @@ class PendingUploadTable:
 
 def list_pending_uploads(catalog: Catalog) -> dict[str, PendingUploads]:
     """Return every host with pending uploads, by key."""
-    found: dict[str, PendingUploads] = {}
+    pending: dict[str, PendingUploads] = {}
     after = ""
     while rows := catalog.rows(_KIND, after):
         for row in rows:
-            found[row.key] = msgspec.msgpack.decode(
+            pending[row.key] = msgspec.msgpack.decode(
                 row.value, type=thread_safe_struct(PendingUploads)
             )
         after = rows[-1].key
-    return found
+    return pending
 
 
 def abandon_host(catalog: Catalog, host: str) -> list[PendingUploads]:

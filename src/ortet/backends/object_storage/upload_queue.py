@@ -162,14 +162,14 @@ class QueuedBucket(Bucket):
     def _announce_commits(self) -> None:
         # Under the lock, no other process clears the announcement meanwhile.
         with _file_lock(self._directory / "leaving", fcntl.LOCK_SH):
-            found = _read(self._commits_file)
+            commits = _read(self._commits_file)
             if (
                 self._pending_uploads is not None
-                and found != self._announced_commits
+                and commits != self._announced_commits
                 and _read(self._announced_file) == _ANNOUNCED
             ):
-                self._pending_uploads.announce(found.decode("ascii").split())
-                self._announced_commits = found
+                self._pending_uploads.announce(commits.decode("ascii").split())
+                self._announced_commits = commits
 
     def _clear_announcement(self) -> None:
         """Clear the announcement if the queue is empty."""
@@ -311,13 +311,13 @@ class QueuedBucket(Bucket):
     def _upload_all(self) -> bool:
         """Upload the queued objects. Return True if all that can be uploaded are."""
         try:
-            for found in list(self._local.list()):
+            for entry in list(self._local.list()):
                 if self._stop_requested.is_set():
                     return True
-                if found.key not in self._rejected_keys:
+                if entry.key not in self._rejected_keys:
                     if _read(self._commits_file) != self._announced_commits:
                         self._announce_soon()
-                    self._upload(found.key)
+                    self._upload(entry.key)
                     self._last_error = ""
         except BlockingIOError:  # another process is uploading
             return False

@@ -119,17 +119,17 @@ def open_object_store(
     endpoint = "base_url" if address.scheme == "gs" else "endpoint"
     options = {endpoint: address.endpoint, "region": address.region}
     options["account_name"] = address.account
-    given: dict[str, Any] = {name: value for name, value in options.items() if value}
+    config: dict[str, Any] = {name: value for name, value in options.items() if value}
     if address.endpoint.startswith("http://"):
         client["allow_http"] = True
     retry = {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)}
     common: dict[str, Any] = {"client_options": client, "retry_config": retry}
     try:
         if address.scheme == "s3":
-            return S3Store(address.bucket, **given, **common)
+            return S3Store(address.bucket, **config, **common)
         if address.scheme == "gs":
-            return GCSStore(address.bucket, **given, **common)
-        return AzureStore(address.bucket, **given, **common)
+            return GCSStore(address.bucket, **config, **common)
+        return AzureStore(address.bucket, **config, **common)
     except (BaseError, ValueError, TypeError):
         raise Invalid("bad_bucket", _settings_hint(address)) from None
 

@@ -196,8 +196,8 @@ class PostgresCatalog(Catalog):
     # heads
 
     def head(self, name: str) -> Head | None:
-        found = self._client.run(_HEAD, (check_name(name),))
-        return Head(*found[0]) if found else None
+        records = self._client.run(_HEAD, (check_name(name),))
+        return Head(*records[0]) if records else None
 
     def heads(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[Head]:
         values = (max(prefix, after), after, prefix, check_limit(limit))
@@ -239,10 +239,10 @@ class PostgresCatalog(Catalog):
         }
         try:
             with self._slots.acquire() as slot, self.epochs.observe_conflicts():
-                found = self._client.run(_MOVE, {**values, **slot}, lease=lease)
+                claimed = self._client.run(_MOVE, {**values, **slot}, lease=lease)
         except Refused as error:
             raise self._to_local_refusal(error) from error.__cause__
-        return [self._to_local_lease(row) for row in found]
+        return [self._to_local_lease(row) for row in claimed]
 
     def _to_local_refusal(self, error: Refused) -> Refused:
         if error.kind == "lease_held":
@@ -267,12 +267,12 @@ class PostgresCatalog(Catalog):
 
     def acquire(self, name: str, owner: str, ttl_ns: int) -> Lease:
         try:
-            found = self._client.run(
+            claimed = self._client.run(
                 _CLAIM, (check_names(name), owner, check_lease_ttl(ttl_ns), self._time_override())
             )
         except Refused as error:
             raise self._to_local_refusal(error) from error.__cause__
-        return self._to_local_lease(found[0])
+        return self._to_local_lease(claimed[0])
 
     def extend(self, lease: Lease, ttl_ns: int) -> Lease:
         values = (
@@ -282,10 +282,10 @@ class PostgresCatalog(Catalog):
             check_lease_ttl(ttl_ns),
             self._time_override(),
         )
-        found = self._client.run(_EXTEND, values)
-        if not found:
+        records = self._client.run(_EXTEND, values)
+        if not records:
             raise errors.lease_lost(lease)
-        return self._to_local_lease(found[0])
+        return self._to_local_lease(records[0])
 
     def release(self, lease: Lease) -> None:
         self._client.run(_END, (lease.name, lease.owner, lease.fence))
@@ -294,18 +294,18 @@ class PostgresCatalog(Catalog):
         self.release(lease)  # same effect; the two names separate who may call them
 
     def lease(self, name: str) -> Lease | None:
-        found = self._client.run(_LEASE, (check_name(name),))
-        return self._to_local_lease(found[0]) if found else None
+        records = self._client.run(_LEASE, (check_name(name),))
+        return self._to_local_lease(records[0]) if records else None
 
     # records
 
     def row(self, kind: str, key: str) -> CatalogRow | None:
-        found = self._client.run(_ROW, (check_name(kind), check_name(key)))
-        return CatalogRow(*found[0]) if found else None
+        records = self._client.run(_ROW, (check_name(kind), check_name(key)))
+        return CatalogRow(*records[0]) if records else None
 
     def rows(self, kind: str, after: str = "", limit: int = 1000) -> list[CatalogRow]:
-        found = self._client.run(_ROWS, (check_name(kind), after, check_limit(limit)))
-        return [CatalogRow(*row) for row in found]
+        records = self._client.run(_ROWS, (check_name(kind), after, check_limit(limit)))
+        return [CatalogRow(*row) for row in records]
 
     def put_row(self, kind: str, key: str, value: bytes, expect: int | None = None) -> CatalogRow:
         return CatalogRow(kind, key, value, self._put(kind, key, value, expect))
@@ -323,19 +323,19 @@ class PostgresCatalog(Catalog):
     # timelines
 
     def timeline(self, id_: str) -> Timeline | None:
-        found = self._client.run(_TIMELINE, (_timeline_uuid(id_),))
-        return _timeline(found[0]) if found else None
+        records = self._client.run(_TIMELINE, (_timeline_uuid(id_),))
+        return _timeline(records[0]) if records else None
 
     def timelines(self, ids: Sequence[str]) -> list[Timeline]:
-        found = self._client.run(_TIMELINES, ([_timeline_uuid(id_) for id_ in ids],))
-        return [_timeline(row) for row in found]
+        records = self._client.run(_TIMELINES, ([_timeline_uuid(id_) for id_ in ids],))
+        return [_timeline(row) for row in records]
 
     def children(self, id_: str, after: str = "", limit: int = 1000) -> list[Timeline]:
         if after:
             values = (_timeline_uuid(id_), _timeline_uuid(after), check_limit(limit))
             return [_timeline(row) for row in self._client.run(_CHILDREN, values)]
-        found = self._client.run(_FIRST_CHILDREN, (_timeline_uuid(id_), check_limit(limit)))
-        return [_timeline(row) for row in found]
+        records = self._client.run(_FIRST_CHILDREN, (_timeline_uuid(id_), check_limit(limit)))
+        return [_timeline(row) for row in records]
 
     def append(
         self,
@@ -351,7 +351,7 @@ class PostgresCatalog(Catalog):
             events[0].seq if events else 0,
             self._columns(events),
         )
-        at, epoch = self._time_override(), self.epochs.write_epoch()
+        time, epoch = self._time_override(), self.epochs.write_epoch()
 
         def alone(doubt: bool) -> None:
             values = {
@@ -360,7 +360,7 @@ class PostgresCatalog(Catalog):
                 "lease": lease and lease.name,
                 "owner": lease and lease.owner,
                 "fence": lease and lease.fence,
-                "at": at,
+                "at": time,
                 "epoch": epoch,
                 "doubt": doubt,
             }
@@ -381,8 +381,8 @@ class PostgresCatalog(Catalog):
         ):
             alone(False)
         else:
-            one = PendingAppend(line, first, **columns, lease=lease, at=at, epoch=epoch)
-            self._group_commit.append(one, self._client.run, alone)
+            pending = PendingAppend(line, first, **columns, lease=lease, at=time, epoch=epoch)
+            self._group_commit.append(pending, self._client.run, alone)
 
     def _columns(self, events: Sequence[EventRow]) -> dict[str, list[bytes]]:
         with self._compress_lock:
@@ -410,45 +410,45 @@ class PostgresCatalog(Catalog):
         self, timeline: str, after: int = 0, limit: int = 1000, *, newest: bool = False
     ) -> list[EventRow]:
         values = (_timeline_uuid(timeline), after, min(check_limit(limit), MAX_BODY_BYTES))
-        found = self._client.run(_NEWEST_EVENTS if newest else _EVENTS, values)
+        records = self._client.run(_NEWEST_EVENTS if newest else _EVENTS, values)
         if newest:
-            found.reverse()
+            records.reverse()
         zstd = self._zstd
         return [
             EventRow(seq, head, salt, decompress_body(body, zstd))
-            for seq, head, salt, body in found
+            for seq, head, salt, body in records
         ]
 
     def events_by_seq(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
-        found = self._client.run(_EVENTS_BY_SEQ, (_timeline_uuid(timeline), list(seqs)))
+        records = self._client.run(_EVENTS_BY_SEQ, (_timeline_uuid(timeline), list(seqs)))
         zstd = self._zstd
         return [
             EventRow(seq, head, salt, decompress_body(body, zstd))
-            for seq, head, salt, body in found
+            for seq, head, salt, body in records
         ]
 
     def last_seq(self, timeline: str) -> int:
-        found = self._client.run(_LAST_SEQ, (_timeline_uuid(timeline),))
-        if not found:
+        records = self._client.run(_LAST_SEQ, (_timeline_uuid(timeline),))
+        if not records:
             raise errors.no_timeline(timeline)
-        return int(found[0][0])
+        return int(records[0][0])
 
     def last_heads(self, timelines: Sequence[str]) -> list[bytes]:
-        found = self._client.run(_LAST_HEADS, ([_timeline_uuid(id_) for id_ in timelines],))
-        return [head or b"" for (head,) in found]
+        records = self._client.run(_LAST_HEADS, ([_timeline_uuid(id_) for id_ in timelines],))
+        return [head or b"" for (head,) in records]
 
     def trim_events(self, timeline: str, upto: int) -> int:
         return int(self._client.run(_TRIM_EVENTS, (_timeline_uuid(timeline), upto))[0][0])
 
     def erase_events(self, timeline: str, seqs: Sequence[int]) -> int:
-        found = self._client.run(_ERASE_EVENTS, (_timeline_uuid(timeline), list(seqs)))
+        partitions = self._client.run(_ERASE_EVENTS, (_timeline_uuid(timeline), list(seqs)))
         with self._compress_lock:
             self._zstd.clear_cache()
         with self._client.dedicated_connection() as connection:
-            for part in sorted({part for (part,) in found}):
+            for part in sorted({part for (part,) in partitions}):
                 # the old row version stays in its page until the table is rewritten
                 connection.execute(sql.SQL("VACUUM (FULL) {}").format(sql.Identifier(part)))
-        return len(found)
+        return len(partitions)
 
     def drop_timeline(self, timeline: str) -> None:
         self._client.run("SELECT drop_timeline(%s)", (_timeline_uuid(timeline),))
@@ -524,5 +524,5 @@ def _timeline_uuid(id_: str) -> UUID:
 
 
 def _timeline(row: tuple[Any, ...]) -> Timeline:
-    id_, parent, at = row
-    return Timeline(id_.hex, parent.hex if parent else "", at)
+    id_, parent, fork_seq = row
+    return Timeline(id_.hex, parent.hex if parent else "", fork_seq)

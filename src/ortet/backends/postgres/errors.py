@@ -132,8 +132,8 @@ def _translate_refusal(kind: str, values: dict[str, Any], lease: Lease | None) -
     timeline = values.get("timeline", "").replace("-", "")
     match kind:
         case "head_moved":
-            expect, found = values["expect"], values["found"]
-            return errors.head_moved(values["name"], _oid(expect), _oid(found))
+            expect, actual = values["expect"], values["found"]
+            return errors.head_moved(values["name"], _oid(expect), _oid(actual))
         case "row_moved":
             return errors.row_moved(**values)
         case "lease_held":

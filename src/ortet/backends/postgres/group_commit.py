@@ -177,21 +177,21 @@ def batch_parameters(appends: Sequence[PendingAppend]) -> dict[str, Any]:
     """
     ordered = sorted(appends, key=lambda one: one.line)
     highs: list[int] = []
-    for one in ordered:
-        highs.append((highs[-1] if highs else 0) + len(one.heads))
+    for append in ordered:
+        highs.append((highs[-1] if highs else 0) + len(append.heads))
     return {
-        "lines": [one.line for one in ordered],
-        "firsts": [one.first for one in ordered],
-        "lows": [high - len(one.heads) + 1 for high, one in zip(highs, ordered, strict=True)],
+        "lines": [append.line for append in ordered],
+        "firsts": [append.first for append in ordered],
+        "lows": [high - len(append.heads) + 1 for high, append in zip(highs, ordered, strict=True)],
         "highs": highs,
-        "heads": [head for one in ordered for head in one.heads],
-        "salts": [salt for one in ordered for salt in one.salts],
-        "bodies": [body for one in ordered for body in one.bodies],
-        "leases": [one.lease and one.lease.name for one in ordered],
-        "owners": [one.lease and one.lease.owner for one in ordered],
-        "fences": [one.lease and one.lease.fence for one in ordered],
-        "ats": [one.at for one in ordered],
-        "epochs": [one.epoch for one in ordered],
+        "heads": [head for append in ordered for head in append.heads],
+        "salts": [salt for append in ordered for salt in append.salts],
+        "bodies": [body for append in ordered for body in append.bodies],
+        "leases": [append.lease and append.lease.name for append in ordered],
+        "owners": [append.lease and append.lease.owner for append in ordered],
+        "fences": [append.lease and append.lease.fence for append in ordered],
+        "ats": [append.at for append in ordered],
+        "epochs": [append.epoch for append in ordered],
         "doubt": False,
     }
 
@@ -202,8 +202,8 @@ _GROUP_COMMITS: WeakValueDictionary[PostgresDatabase, GroupCommit] = WeakValueDi
 
 def group_commit_for(database: PostgresDatabase) -> GroupCommit:
     """Return the group commit that all catalogs of this process share for a database."""
-    found = _GROUP_COMMITS.get(database)
+    group = _GROUP_COMMITS.get(database)
     # two threads may create two at once; their appends are then not grouped together
-    if found is None:
-        found = _GROUP_COMMITS[database] = GroupCommit()
-    return found
+    if group is None:
+        group = _GROUP_COMMITS[database] = GroupCommit()
+    return group

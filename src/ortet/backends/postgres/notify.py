@@ -104,21 +104,21 @@ class _PostgresSubscriber:
         self._poll.register(self._wakeup_fd, select.POLLIN)
 
     def receive(self) -> list[str] | None:
-        found = self._read()
-        if not found and not self._poll.poll(_KEEPALIVE_SECONDS * 1000):
+        payloads = self._read()
+        if not payloads and not self._poll.poll(_KEEPALIVE_SECONDS * 1000):
             self._ping()
-        found += self._read()
+        payloads += self._read()
         ours = f"{_sender_id()} "
-        topics = [payload.partition(" ")[2] for payload in found if not payload.startswith(ours)]
+        topics = [payload.partition(" ")[2] for payload in payloads if not payload.startswith(ours)]
         return None if "" in topics else topics
 
     def _read(self) -> list[str]:
         pgconn = self._connection.pgconn
         pgconn.consume_input()
-        found = []
+        payloads = []
         while (notification := pgconn.notifies()) is not None:
-            found.append(notification.extra.decode("utf-8", "replace"))
-        return found
+            payloads.append(notification.extra.decode("utf-8", "replace"))
+        return payloads
 
     def _ping(self) -> None:
         """Check that the server answers. A host that is gone does not close its connections."""

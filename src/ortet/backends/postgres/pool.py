@@ -67,15 +67,15 @@ def parse_database_url(
 ) -> PostgresDatabase:
     """Parse a libpq URL and add default options. Raise Invalid("bad_url")."""
     try:
-        given = {key: str(value) for key, value in conninfo_to_dict(url).items()}
-        conninfo = make_conninfo("", **{**_DEFAULTS, **given})
+        options = {key: str(value) for key, value in conninfo_to_dict(url).items()}
+        conninfo = make_conninfo("", **{**_DEFAULTS, **options})
     except psycopg.Error as error:
         why = " ".join(str(error).split())
         raise Invalid(
             "bad_url", f"this is no address of a database ({why}): {BAD_OPTION_HINT}"
         ) from error
-    host, port = given.get("host", "localhost"), given.get("port", "5432")
-    name = given.get("dbname") or given.get("user") or ""  # without the password
+    host, port = options.get("host", "localhost"), options.get("port", "5432")
+    name = options.get("dbname") or options.get("user") or ""  # without the password
     place = f"postgresql://{host}:{port}/{name} ({schema})"
     return PostgresDatabase(conninfo, schema, place, connections, wait)
 
@@ -303,11 +303,11 @@ _lock = RLock()
 def shared_pool(database: PostgresDatabase) -> PostgresPool:
     """Return the pool that this process shares for `database`. Each caller calls `remove_user`."""
     with _lock:
-        found = _POOLS.get(database)
-        if found is None or not found.add_user():
-            found = _POOLS[database] = PostgresPool(database)
-            found.add_user()
-        return found
+        pool = _POOLS.get(database)
+        if pool is None or not pool.add_user():
+            pool = _POOLS[database] = PostgresPool(database)
+            pool.add_user()
+        return pool
 
 
 def _reset_in_child() -> None:

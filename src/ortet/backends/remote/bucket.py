@@ -56,12 +56,12 @@ class HttpBucket(Bucket):
 
     def _is_same(self, key: str, file: BinaryIO) -> bool:
         file.seek(0)
-        at = 0
+        offset = 0
         while piece := file.read(_PIECE):
-            if self.get(key, at, len(piece)) != piece:
+            if self.get(key, offset, len(piece)) != piece:
                 return False
-            at += len(piece)
-        return self.size(key) == at
+            offset += len(piece)
+        return self.size(key) == offset
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(start, length)

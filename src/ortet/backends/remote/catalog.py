@@ -105,7 +105,7 @@ class HttpCatalog(Catalog):
         appends: Sequence[Append] = (),
         claims: Sequence[LeaseClaim] = (),
     ) -> list[Lease]:
-        found = self._call(
+        leases = self._call(
             "move",
             moves=moves,
             verb=verb,
@@ -117,7 +117,7 @@ class HttpCatalog(Catalog):
             appends=appends,
             claims=claims,
         )
-        return [self._to_local_lease(lease) for lease in cast(list[Lease], found)]
+        return [self._to_local_lease(lease) for lease in cast(list[Lease], leases)]
 
     # operation log
 
@@ -149,8 +149,8 @@ class HttpCatalog(Catalog):
         self._call("seize", lease=lease)
 
     def lease(self, name: str) -> Lease | None:
-        found = self._call("lease", name=check_name(name))
-        return self._to_local_lease(found) if found else None
+        lease = self._call("lease", name=check_name(name))
+        return self._to_local_lease(lease) if lease else None
 
     # records
 
@@ -190,8 +190,8 @@ class HttpCatalog(Catalog):
         return cast(Timeline | None, self._call("timeline", id_=id_))
 
     def timelines(self, ids: Sequence[str]) -> list[Timeline]:
-        found = (self.timeline(id_) for id_ in ids)
-        return [one for one in found if one is not None]
+        timelines = (self.timeline(id_) for id_ in ids)
+        return [one for one in timelines if one is not None]
 
     def children(self, id_: str, after: str = "", limit: int = 1000) -> list[Timeline]:
         return cast(list[Timeline], self._call("children", id_=id_, after=after, limit=limit))
@@ -213,16 +213,16 @@ class HttpCatalog(Catalog):
         return cast(list[EventRow], self._call("events", **values))
 
     def events_by_seq(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
-        found, wanted = list[EventRow](), set(seqs)
+        events, wanted = list[EventRow](), set(seqs)
         after, last = (seqs[0] - 1, seqs[-1]) if seqs else (0, 0)
         # few events, far apart: one query each
         if len(seqs) * _EVENTS_PER_QUERY_COST < last - after:
             asked = ((seq, self.events(timeline, seq - 1, 1)) for seq in seqs)
             return [row for seq, rows in asked for row in rows if row.seq == seq]
         while after < last and (rows := self.events(timeline, after, min(1000, last - after))):
-            found += [row for row in rows if row.seq in wanted]
+            events += [row for row in rows if row.seq in wanted]
             after = rows[-1].seq
-        return found
+        return events
 
     def last_seq(self, timeline: str) -> int:
         return cast(int, self._call("last_seq", timeline=timeline))
@@ -243,12 +243,12 @@ class HttpCatalog(Catalog):
     def _call(self, name: str, /, **values: Any) -> Any:
         shape = method_schema(name)
         headers: dict[str, str] = {}
-        told: list[str] = []
+        reported: list[str] = []
         noted = name in ONCE_ONLY_WRITES and not values.get(
             "events"
         )  # a repeated append is recognised by its events
         if noted:
-            headers, told = self._request_headers()
+            headers, reported = self._request_headers()
         epoch = self.epochs.write_epoch() if name in ONCE_ONLY_WRITES else None
         if epoch is not None:
             headers[EPOCH_HEADER] = str(epoch)
@@ -270,17 +270,17 @@ class HttpCatalog(Catalog):
             raise
         self._observe_headers(answer.headers)
         if noted:
-            self._acknowledge(headers[REQUEST_HEADER], told)
+            self._acknowledge(headers[REQUEST_HEADER], reported)
         return self._read(shape.result_type, answer.body)
 
     def _request_headers(self) -> tuple[dict[str, str], list[str]]:
         """Return the headers of a write that must run once, and the acknowledged request ids."""
         with self._lock:
-            told = self._done_requests[:_DONE_IDS_PER_REQUEST]
+            done = self._done_requests[:_DONE_IDS_PER_REQUEST]
         headers = {REQUEST_HEADER: uuid7(self._clock, self._random)}
-        if told:
-            headers[DONE_HEADER] = ",".join(told)
-        return headers, told
+        if done:
+            headers[DONE_HEADER] = ",".join(done)
+        return headers, done
 
     def _acknowledge(self, request: str, acknowledged: Sequence[str]) -> None:
         with self._lock:

@@ -178,21 +178,21 @@ class RemoteClient:
     def _connection(self) -> socket.socket:
         while True:
             with self._lock:
-                found = self._idle.pop() if self._idle else None
-            if found is None:
+                idle = self._idle.pop() if self._idle else None
+            if idle is None:
                 return self._connect()
-            if not _is_readable(found):
-                return found
-            found.close()  # the server closed it while it was idle
+            if not _is_readable(idle):
+                return idle
+            idle.close()  # the server closed it while it was idle
 
     def _connect(self) -> socket.socket:
-        made = socket.create_connection((self._host, self._port), self._timeout)
+        connection = socket.create_connection((self._host, self._port), self._timeout)
         try:
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            return self._wrapped(made) if self._secure else made
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            return self._wrapped(connection) if self._secure else connection
         except BaseException:
-            made.close()
+            connection.close()
             raise
 
     def _wrapped(self, plain: socket.socket) -> socket.socket:

@@ -198,14 +198,14 @@ class SqliteCatalog(Catalog):
 
     def head(self, name: str) -> Head | None:
         with self._handle as db:
-            found = fetch_all(db, _HEAD, (check_name(name),))
-        return Head(*found[0]) if found else None
+            records = fetch_all(db, _HEAD, (check_name(name),))
+        return Head(*records[0]) if records else None
 
     def heads(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[Head]:
         start = max(prefix, after)  # one bound, so that a later page does not read the earlier ones
         with self._handle as db:
-            found = fetch_all(db, _HEADS, (start, after, prefix, check_limit(limit)))
-        return [Head(*row) for row in found]
+            records = fetch_all(db, _HEADS, (start, after, prefix, check_limit(limit)))
+        return [Head(*row) for row in records]
 
     def move(
         self,
@@ -301,8 +301,8 @@ class SqliteCatalog(Catalog):
 
     def rows(self, kind: str, after: str = "", limit: int = 1000) -> list[CatalogRow]:
         with self._handle as db:
-            found = fetch_all(db, _ROWS, (check_name(kind), after, check_limit(limit)))
-        return [CatalogRow(*row) for row in found]
+            records = fetch_all(db, _ROWS, (check_name(kind), after, check_limit(limit)))
+        return [CatalogRow(*row) for row in records]
 
     def put_row(self, kind: str, key: str, value: bytes, expect: int | None = None) -> CatalogRow:
         with self._handle.writing() as db:
@@ -327,12 +327,12 @@ class SqliteCatalog(Catalog):
 
     def timeline(self, id_: str) -> Timeline | None:
         with self._handle as db:
-            found = fetch_all(db, _TIMELINE, (raw_id(id_),))
-        return Timeline(*found[0]) if found else None
+            records = fetch_all(db, _TIMELINE, (raw_id(id_),))
+        return Timeline(*records[0]) if records else None
 
     def timelines(self, ids: Sequence[str]) -> list[Timeline]:
-        found = (self.timeline(id_) for id_ in ids)
-        return [timeline for timeline in found if timeline is not None]
+        timelines = (self.timeline(id_) for id_ in ids)
+        return [timeline for timeline in timelines if timeline is not None]
 
     def children(self, id_: str, after: str = "", limit: int = 1000) -> list[Timeline]:
         with self._handle as db:
@@ -415,23 +415,23 @@ class SqliteCatalog(Catalog):
     ) -> list[EventRow]:
         values = (raw_id(timeline), after, min(check_limit(limit), MAX_BODY_BYTES))
         with self._handle as db:
-            found = fetch_all(db, _NEWEST_EVENTS if newest else _EVENTS, values)
+            records = fetch_all(db, _NEWEST_EVENTS if newest else _EVENTS, values)
         if newest:
-            found.reverse()
+            records.reverse()
         zstd = self._zstd
         return [
             EventRow(seq, head, salt, decompress_body(body, zstd))
-            for seq, head, salt, body in found
+            for seq, head, salt, body in records
         ]
 
     def events_by_seq(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
         asked = msgspec.json.encode(list(seqs)).decode()
         with self._handle as db:
-            found = fetch_all(db, _EVENTS_BY_SEQ, (raw_id(timeline), asked))
+            records = fetch_all(db, _EVENTS_BY_SEQ, (raw_id(timeline), asked))
         zstd = self._zstd
         return [
             EventRow(seq, head, salt, decompress_body(body, zstd))
-            for seq, head, salt, body in found
+            for seq, head, salt, body in records
         ]
 
     def last_seq(self, timeline: str) -> int:
@@ -496,8 +496,10 @@ class SqliteCatalog(Catalog):
     def check(self) -> list[str]:
         with self._handle as db:
             try:
-                found = [text for (text,) in db.execute("PRAGMA integrity_check") if text != "ok"]
-                return found or _find_inconsistencies(db)
+                problems = [
+                    text for (text,) in db.execute("PRAGMA integrity_check") if text != "ok"
+                ]
+                return problems or _find_inconsistencies(db)
             except apsw.CorruptError as error:
                 return [str(error)]
             except apsw.IOError as error:
@@ -544,8 +546,8 @@ def _move(db: apsw.Connection, move: Move, now: int) -> None:
             db.execute(_UPDATE, (to, now, name, expect))
         if db.changes():
             return
-    found: Oid | None = db.execute("SELECT oid FROM heads WHERE name = ?", (name,)).get
-    raise errors.head_moved(name, expect, found)
+    actual: Oid | None = db.execute("SELECT oid FROM heads WHERE name = ?", (name,)).get
+    raise errors.head_moved(name, expect, actual)
 
 
 def _find_inconsistencies(db: apsw.Connection) -> list[str]:
@@ -563,11 +565,11 @@ def _find_inconsistencies(db: apsw.Connection) -> list[str]:
 
 def _add_timelines(db: apsw.Connection, timelines: Sequence[Timeline]) -> None:
     """Insert new timelines and check their fork points, inside a transaction."""
-    found: set[tuple[str, int]] = set()
+    checked: set[tuple[str, int]] = set()
     for line in timelines:
-        if line.parent and (line.parent, line.at) not in found:
+        if line.parent and (line.parent, line.at) not in checked:
             _check_fork_point(db, line.parent, line.at)
-            found.add((line.parent, line.at))
+            checked.add((line.parent, line.at))
         raw = raw_id(line.id)
         try:
             db.execute(_ADD_TIMELINE, (raw, raw_id(line.parent) if line.parent else None, line.at))
@@ -575,11 +577,11 @@ def _add_timelines(db: apsw.Connection, timelines: Sequence[Timeline]) -> None:
             raise errors.timeline_exists(line.id) from None
 
 
-def _check_fork_point(db: apsw.Connection, timeline: str, at: int) -> None:
-    """Raise Invalid unless a timeline can fork at event `at`. Usually that event has a row."""
-    found = fetch_all(db, _HAS_EVENT, (raw_id(timeline), at))
-    if not found and not 0 <= at <= _last_seq(db, timeline):
-        raise errors.bad_fork(timeline, at)
+def _check_fork_point(db: apsw.Connection, timeline: str, seq: int) -> None:
+    """Raise Invalid unless a timeline can fork at event `seq`. Usually that event has a row."""
+    records = fetch_all(db, _HAS_EVENT, (raw_id(timeline), seq))
+    if not records and not 0 <= seq <= _last_seq(db, timeline):
+        raise errors.bad_fork(timeline, seq)
 
 
 def _add_events(
@@ -597,13 +599,13 @@ def _add_events(
 
 @cache
 def _insert_several_sql(count: int, is_leased: bool) -> str:
-    at = range(7, 7 + 3 * count, 3)
-    rows = ", ".join(f"({n}, ?{i}, ?{i + 1}, ?{i + 2})" for n, i in enumerate(at))
+    numbers = range(7, 7 + 3 * count, 3)
+    rows = ", ".join(f"({n}, ?{i}, ?{i + 1}, ?{i + 2})" for n, i in enumerate(numbers))
     return _ADD_SEVERAL_EVENTS.format(rows) + (_IF_LEASE_HELD_SEVERAL if is_leased else "")
 
 
 def _last_seq(db: apsw.Connection, timeline: str) -> int:
-    found = fetch_all(db, _LAST_SEQ, (raw_id(timeline),))
-    if not found:
+    records = fetch_all(db, _LAST_SEQ, (raw_id(timeline),))
+    if not records:
         raise errors.no_timeline(timeline)
-    return int(found[0][0])
+    return int(records[0][0])

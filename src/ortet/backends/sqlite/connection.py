@@ -155,11 +155,11 @@ class SqliteHandle:
                 self._path_fd = -1
 
     def _open(self, *, create: bool) -> apsw.Connection:
-        made = self._connection = open_connection(self._path, create, self._busy_ms)
+        connection = self._connection = open_connection(self._path, create, self._busy_ms)
         if _O_PATH:
             with suppress(OSError):
                 self._path_fd = os.open(self._path, _O_PATH)
-        return made
+        return connection
 
     def _check(self) -> None:
         """Raise Unavailable if the file was deleted.

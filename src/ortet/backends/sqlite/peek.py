@@ -34,8 +34,8 @@ class CatalogPeek:
 
         A head whose last operation is not a commit or merge has `kind` instead of a message.
         """
-        found = list(self._db.execute(_HEADS, (f"{kind}:", f"{kind};", limit)))
-        return [(name[len(kind) + 1 :], self._last_message(name) or kind) for name, _ in found]
+        records = list(self._db.execute(_HEADS, (f"{kind}:", f"{kind};", limit)))
+        return [(name[len(kind) + 1 :], self._last_message(name) or kind) for name, _ in records]
 
     def commits(self, branch: str, limit: int) -> list[tuple[str, str]]:
         """Return ids and messages of the commits to a branch, newest first."""

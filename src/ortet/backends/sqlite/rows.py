@@ -62,8 +62,8 @@ def check_lease(db: apsw.Connection, lease: Lease, now: int) -> None:
 
 def find_lease(db: apsw.Connection, name: str) -> Lease | None:
     """Return the newest lease on `name`, or None."""
-    found = fetch_all(db, _LEASE, (name,))
-    return Lease(*found[0]) if found else None
+    records = fetch_all(db, _LEASE, (name,))
+    return Lease(*records[0]) if records else None
 
 
 def expiry(now: int, ttl_ns: int) -> int:
@@ -77,8 +77,8 @@ def expiry(now: int, ttl_ns: int) -> int:
 
 def find_row(db: apsw.Connection, kind: str, key: str) -> CatalogRow | None:
     """Return a row, or None."""
-    found = fetch_all(db, _ROW, (kind, key))
-    return CatalogRow(*found[0]) if found else None
+    records = fetch_all(db, _ROW, (kind, key))
+    return CatalogRow(*records[0]) if records else None
 
 
 def change_rows(db: apsw.Connection, changes: Sequence[RowChange]) -> None:
@@ -99,8 +99,8 @@ def change_rows(db: apsw.Connection, changes: Sequence[RowChange]) -> None:
 def check_row_version(db: apsw.Connection, kind: str, key: str, expect: int | None) -> None:
     """Raise Conflict("row_moved") unless the row has version `expect`; None: any."""
     if expect is not None:
-        found = find_row(db, kind, key)
-        version = found.version if found else 0
+        row = find_row(db, kind, key)
+        version = row.version if row else 0
         if version != expect:
             raise errors.row_moved(kind, key, expect, version)
 

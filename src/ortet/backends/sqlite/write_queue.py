@@ -142,28 +142,28 @@ class WriteQueue:
                 next_.wakeup_lock.release()
             else:
                 self._leader = 0
-        for one in served:
-            one.wakeup_lock.release()
+        for insert in served:
+            insert.wakeup_lock.release()
 
 
 def _insert_all(db: apsw.Connection, first: Insert, others: Sequence[_QueuedWrite]) -> bool:
     """Run all inserts in the open transaction. If it fails, run only the first one by itself."""
     try:
         done = first(db)
-        rest = [one.insert(db) for one in others if one.insert is not None]
+        rest = [insert.insert(db) for insert in others if insert.insert is not None]
         db.execute("COMMIT")
     except BaseException as error:
         if db.in_transaction:
             with suppress(apsw.Error):
                 db.execute("ROLLBACK")
         if isinstance(error, apsw.BusyError):
-            for one in others:
-                one.is_busy = True
+            for insert in others:
+                insert.is_busy = True
         if isinstance(error, apsw.BusyError) or not isinstance(error, Exception):
             raise
         return first(db)
-    for one, fine in zip(others, rest, strict=True):
-        one.done = fine
+    for insert, fine in zip(others, rest, strict=True):
+        insert.done = fine
     return done
 
 
@@ -188,7 +188,7 @@ def write_queue_for(path: Path) -> WriteQueue:
     """Return the queue of a file, shared by all its connections in this process."""
     key = os.path.realpath(path)
     with _QUEUES_LOCK:
-        found = _QUEUES.get(key)
-        if found is None:
-            found = _QUEUES[key] = WriteQueue()
-        return found
+        queue = _QUEUES.get(key)
+        if queue is None:
+            queue = _QUEUES[key] = WriteQueue()
+        return queue

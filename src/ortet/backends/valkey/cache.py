@@ -91,14 +91,16 @@ class ValkeyCache(Cache):
 
     def get(self, key: str) -> bytes | None:
         check_name(key)
-        return self._client.try_call(lambda line: self._get(line, key))
+        return self._client.try_call(lambda connection: self._get(connection, key))
 
     def put(self, key: str, value: bytes, ttl_ns: int | None = None) -> None:
         check_name(key)
-        kept = MAX_TTL_NS if ttl_ns is None else min(check_ttl(ttl_ns), MAX_TTL_NS)
+        limited_ttl = MAX_TTL_NS if ttl_ns is None else min(check_ttl(ttl_ns), MAX_TTL_NS)
         if len(value) > self._limit:
             self._delete(key, is_exact=True)
-        elif not self._client.try_call(lambda line: self._put(line, key, value, kept)):
+        elif not self._client.try_call(
+            lambda connection: self._put(connection, key, value, limited_ttl)
+        ):
             self._add_pending_delete(key, is_exact=True)
 
     def drop(self, prefix: str) -> None:
@@ -106,24 +108,24 @@ class ValkeyCache(Cache):
 
     def take_token(self, name: str, *, rate: float, burst: float) -> float | None:
         key = f"{self._key_prefix}r:{check_name(name)}"
-        told = self._client.try_call(
-            lambda line: _eval_script(line, _TAKE_TOKEN_SCRIPT, key, (rate, burst))
+        answer = self._client.try_call(
+            lambda connection: _eval_script(connection, _TAKE_TOKEN_SCRIPT, key, (rate, burst))
         )
-        return None if told is None else float(told)
+        return None if answer is None else float(answer)
 
     def close(self) -> None:
         self._client.remove_user()
 
     def _get(self, connection: ValkeyConnection, key: str) -> bytes | None:
         self._run_pending_deletes(connection, key)
-        found: bytes | None = connection.call("GET", self._server_key(connection, key))
-        return found
+        value: bytes | None = connection.call("GET", self._server_key(connection, key))
+        return value
 
     def _put(self, connection: ValkeyConnection, key: str, value: bytes, ttl_ns: int) -> bool:
         self._run_pending_deletes(connection, key)
         until = f"{time.monotonic() + connection.clock_offset + self._client.answer_timeout:.6f}"
-        given = (value, max(1, ttl_ns // 1_000_000), until)
-        return bool(_eval_script(connection, _PUT, self._server_key(connection, key), given))
+        arguments = (value, max(1, ttl_ns // 1_000_000), until)
+        return bool(_eval_script(connection, _PUT, self._server_key(connection, key), arguments))
 
     def _delete(self, text: str, *, is_exact: bool) -> None:
         """Delete a key or prefix.
@@ -131,7 +133,7 @@ class ValkeyCache(Cache):
         It is recorded first, so that it is never returned, even on failure.
         """
         debt = self._add_pending_delete(text, is_exact=is_exact)
-        self._client.try_call(lambda line: self._run_delete(line, debt))
+        self._client.try_call(lambda connection: self._run_delete(connection, debt))
 
     def _add_pending_delete(self, text: str, *, is_exact: bool) -> PendingDelete:
         with self._lock:

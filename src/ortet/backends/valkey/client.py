@@ -45,8 +45,8 @@ class ValkeyConnection:
 
     def read_server_info(self) -> None:
         """Read the run id and the clock of the server."""
-        told, now = self.call_many([("INFO", "server"), ("TIME",)])
-        for part in told.decode().splitlines():
+        info, now = self.call_many([("INFO", "server"), ("TIME",)])
+        for part in info.decode().splitlines():
             name, _, value = part.partition(":")
             self.run_id = value if name == "run_id" else self.run_id
         # the answer is slightly old, so the offset is too small rather than too large
@@ -120,26 +120,26 @@ class ValkeyClient:
         """Return the result of `use` with a connection; None if there is no answer in time."""
         if self._pid != os.getpid():
             self._start()  # connections must not be shared with the parent process
-        line = None
+        connection = None
         try:
-            line = self._get_connection()
-            if line is None:
+            connection = self._get_connection()
+            if connection is None:
                 return None
-            answer = use(line)
+            answer = use(connection)
         except self._redis.ResponseError as error:  # the server answers, but refuses this command
-            self._down(error, connection=line if self._is_command_error(error) else None)
+            self._down(error, connection=connection if self._is_command_error(error) else None)
             return None
         except (self._redis.RedisError, OSError, ValueError) as error:
-            if line is not None:
-                line.close()
+            if connection is not None:
+                connection.close()
             self._down(error)
             return None
         except BaseException:
-            if line is not None:
-                line.close()  # its answer has not been read yet
+            if connection is not None:
+                connection.close()  # its answer has not been read yet
             raise
         self.last_error = ""
-        self._return_connection(line)
+        self._return_connection(connection)
         return answer
 
     def connect(self, timeout: float = _CONNECT_TIMEOUT_SECONDS) -> ValkeyConnection:
@@ -148,25 +148,25 @@ class ValkeyClient:
         Raises errors of redis-py or the operating system if the server is unreachable.
         """
         address, seconds = self.address, max(timeout, self.answer_timeout)
-        given: dict[str, Any] = {"db": address.db, "protocol": 2, "socket_timeout": seconds}
-        given |= {"username": address.username, "password": address.password}
+        options: dict[str, Any] = {"db": address.db, "protocol": 2, "socket_timeout": seconds}
+        options |= {"username": address.username, "password": address.password}
         if address.path:
             return ValkeyConnection(
-                self._redis.UnixDomainSocketConnection(path=address.path, **given)
+                self._redis.UnixDomainSocketConnection(path=address.path, **options)
             )
-        given |= {"host": address.host, "port": address.port, "socket_connect_timeout": seconds}
-        given["socket_keepalive"] = True
+        options |= {"host": address.host, "port": address.port, "socket_connect_timeout": seconds}
+        options["socket_keepalive"] = True
         if address.secure:
             return ValkeyConnection(
-                self._redis.SSLConnection(ssl_ca_certs=address.ca_file, **given)
+                self._redis.SSLConnection(ssl_ca_certs=address.ca_file, **options)
             )
-        return ValkeyConnection(self._redis.Connection(**given))
+        return ValkeyConnection(self._redis.Connection(**options))
 
     def check_login(self) -> None:
         """Raise Refused if the server rejects the login. An unreachable server is not an error."""
-        line = self.connect(self.answer_timeout)
+        connection = self.connect(self.answer_timeout)
         try:
-            line.read_server_info()
+            connection.read_server_info()
         except self._redis.AuthenticationError as error:
             raise _login_refused(self.address, error) from None
         except self._redis.ResponseError as error:
@@ -175,7 +175,7 @@ class ValkeyClient:
         except (self._redis.RedisError, OSError) as error:
             self._down(error)
         finally:
-            line.close()
+            connection.close()
 
     def add_user(self) -> bool:
         """Register a user of this client, which ends with `remove_user`.
@@ -195,8 +195,8 @@ class ValkeyClient:
             if self._users > 0:
                 return
             free, self._idle_connections, self._closed = self._idle_connections, [], True
-        for line in free:
-            line.close()
+        for connection in free:
+            connection.close()
 
     @property
     def connection_errors(self) -> tuple[type[Exception], ...]:
@@ -212,21 +212,21 @@ class ValkeyClient:
                 self._retry_at = (
                     now + RETRY_AFTER_SECONDS
                 )  # one call tries; the others do not wait for it
-            line = (
+            connection = (
                 self._idle_connections.pop()
                 if self._idle_connections
                 else self.connect(self.answer_timeout)
             )
         try:
             if (
-                not line.server_info_time
-                or time.monotonic() - line.server_info_time > _SERVER_INFO_MAX_AGE_SECONDS
+                not connection.server_info_time
+                or time.monotonic() - connection.server_info_time > _SERVER_INFO_MAX_AGE_SECONDS
             ):
-                line.read_server_info()  # clocks drift apart
+                connection.read_server_info()  # clocks drift apart
         except BaseException:
-            line.close()
+            connection.close()
             raise
-        return line
+        return connection
 
     def _return_connection(self, connection: ValkeyConnection) -> None:
         with self._lock:
@@ -261,13 +261,13 @@ A server opens a hub per session; all of them share what is known about a slow s
 
 def shared_client(address: ValkeyAddress) -> ValkeyClient:
     """Return the client that this process shares for `address`. Raise Refused if login fails."""
-    found = _CLIENTS.get(address)
-    if found is None or not found.add_user():
-        found = ValkeyClient(address)
-        found.check_login()
-        found.add_user()
-        _CLIENTS[address] = found
-    return found
+    client = _CLIENTS.get(address)
+    if client is None or not client.add_user():
+        client = ValkeyClient(address)
+        client.check_login()
+        client.add_user()
+        _CLIENTS[address] = client
+    return client
 
 
 class _RedisModule(msgspec.Struct, frozen=True):

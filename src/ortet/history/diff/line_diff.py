@@ -48,23 +48,23 @@ def matching_blocks(a: Sequence[bytes], b: Sequence[bytes]) -> list[MatchingBloc
     left = [ids.setdefault(line, len(ids)) for line in a]
     right = [ids.setdefault(line, len(ids)) for line in b]
     pairs = sorted(_pairs(left, right))
-    found: list[MatchingBlock] = []
+    blocks: list[MatchingBlock] = []
     for i, j in pairs:
-        if found and found[-1].a + found[-1].size == i and found[-1].b + found[-1].size == j:
-            found[-1] = found[-1]._replace(size=found[-1].size + 1)
+        if blocks and blocks[-1].a + blocks[-1].size == i and blocks[-1].b + blocks[-1].size == j:
+            blocks[-1] = blocks[-1]._replace(size=blocks[-1].size + 1)
         else:
-            found.append(MatchingBlock(i, j, 1))
-    return found
+            blocks.append(MatchingBlock(i, j, 1))
+    return blocks
 
 
 def line_changes(a: Sequence[bytes], b: Sequence[bytes]) -> list[LineChange]:
     """Return the changes between the common runs."""
-    found, i, j = [], 0, 0
+    changes, i, j = [], 0, 0
     for block in [*matching_blocks(a, b), MatchingBlock(len(a), len(b), 0)]:
         if i < block.a or j < block.b:
-            found.append(LineChange(i, block.a, j, block.b))
+            changes.append(LineChange(i, block.a, j, block.b))
         i, j = block.a + block.size, block.b + block.size
-    return found
+    return changes
 
 
 def unified_diff(a: Sequence[bytes], b: Sequence[bytes], context: int = 3) -> list[str]:
@@ -147,12 +147,12 @@ def _anchors(a: list[int], b: list[int]) -> list[tuple[int, int]]:
         chain.append((i, j, ends[at - 1] if at else -1))
         tops[at : at + 1] = [j]
         ends[at : at + 1] = [len(chain) - 1]
-    found: list[tuple[int, int]] = []
+    anchors: list[tuple[int, int]] = []
     at = ends[-1] if ends else -1
     while at >= 0:
         i, j, at = chain[at]
-        found.append((i, j))
-    return found[::-1]
+        anchors.append((i, j))
+    return anchors[::-1]
 
 
 def _shortest_edit(a: list[int], b: list[int]) -> list[tuple[int, int]]:
@@ -176,7 +176,7 @@ def _shortest_edit(a: list[int], b: list[int]) -> list[tuple[int, int]]:
 
 
 def _trace_back(trace: list[dict[int, int]], x: int, y: int) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     for edits in range(len(trace) - 1, -1, -1):
         reach, k = trace[edits], x - y
         down = k == -edits or (k != edits and reach[k - 1] < reach[k + 1])
@@ -185,6 +185,6 @@ def _trace_back(trace: list[dict[int, int]], x: int, y: int) -> list[tuple[int, 
         y0 = x0 - before if edits else 0
         while x > x0 and y > y0 and x and y:
             x, y = x - 1, y - 1
-            found.append((x, y))
+            pairs.append((x, y))
         x, y = x0, y0
-    return found
+    return pairs

@@ -47,9 +47,9 @@ def find_renames(
 def _match_dirs(removed: list[PathEntry], added: list[PathEntry], empty: bytes) -> list[Rename]:
     """Pair directories with equal content, highest first, none inside another."""
     buckets: dict[bytes, list[PathEntry]] = {}
-    for found in removed:
-        if found[1].is_dir and found[1].cid != empty:
-            buckets.setdefault(found[1].cid, []).append(found)
+    for removal in removed:
+        if removal[1].is_dir and removal[1].cid != empty:
+            buckets.setdefault(removal[1].cid, []).append(removal)
     pairs: list[Rename] = []
     matched_old: set[bytes] = set()
     matched_new: set[bytes] = set()
@@ -78,10 +78,10 @@ def _match_files(removed: list[PathEntry], added: list[PathEntry]) -> list[Renam
     """Pair files with equal content. Prefer a file that kept its name."""
     named: dict[object, list[PathEntry]] = {}
     any_name: dict[object, list[PathEntry]] = {}
-    for found in reversed(removed):
-        if found[1].is_file and found[1].size:
-            named.setdefault((_name(found[0]), found[1].content), []).append(found)
-            any_name.setdefault(found[1].content, []).append(found)
+    for removal in reversed(removed):
+        if removal[1].is_file and removal[1].size:
+            named.setdefault((_name(removal[0]), removal[1].content), []).append(removal)
+            any_name.setdefault(removal[1].content, []).append(removal)
     pairs: list[Rename] = []
     used: set[bytes] = set()
     rest: list[PathEntry] = []
@@ -185,10 +185,10 @@ def is_directory_touch(change: TreeChange) -> bool:
 
 def diff_images(trees: Trees, a: Image | None, b: Image) -> list[TreeChange]:
     """Return the workspace differences from `a` (None: empty) to `b`, sorted by path."""
-    found = diff_trees(trees, a.root if a else None, b.root)
+    changes = diff_trees(trees, a.root if a else None, b.root)
     if a is not None and a.links != b.links:
-        found += _diff_links(trees, a, b, {change.path for change in found})
-    return sorted(found, key=lambda change: os.fsencode(change.path))
+        changes += _diff_links(trees, a, b, {change.path for change in changes})
+    return sorted(changes, key=lambda change: os.fsencode(change.path))
 
 
 def diff_trees(trees: Trees, a: TreeEntry | None, b: TreeEntry | None) -> list[TreeChange]:

@@ -173,16 +173,16 @@ def merge_links(
     if not any(side.groups for side in sides):
         return root, b""
     pairs = sorted(_linked_pairs(*sides))
-    found: dict[bytes, TreeEntry] = {}
+    links: dict[bytes, TreeEntry] = {}
     for path in {path for pair in pairs for path in pair}:
         entry = trees.resolve(root, path)
         if entry is not None and not entry.is_dir:
-            found[path] = msgspec.structs.replace(entry, name=b"")
-    pairs = [pair for pair in pairs if pair[0] in found and pair[1] in found]
-    changes = _propagate_linked_changes(pairs, found, sides[0])
+            links[path] = msgspec.structs.replace(entry, name=b"")
+    pairs = [pair for pair in pairs if pair[0] in links and pair[1] in links]
+    changes = _propagate_linked_changes(pairs, links, sides[0])
     if changes:
         root = trees.patch_paths(root, changes)
-    groups = _connected_groups(pairs, found)
+    groups = _connected_groups(pairs, links)
     oid = trees.objects.put(Kind.META, encode(groups)) if groups else b""
     return root, oid
 
@@ -368,8 +368,8 @@ class _TreeMerger:
         self, path: bytes, base: TreeEntry | None, ours: TreeEntry | None, theirs: TreeEntry | None
     ) -> None:
         """Merge a name that one side deleted and the other changed."""
-        kept = ours or theirs
-        if base is not None and kept is not None and only_times_changed(base, kept):
+        remaining = ours or theirs
+        if base is not None and remaining is not None and only_times_changed(base, remaining):
             if ours is not None:
                 self._changes[path] = None
             return

@@ -127,8 +127,8 @@ def import_bundle(
         heirs = {old: (new, Kind.BLOB) for old, new in file.header.heirs}
         kinds = _verify_graph(file, _apply_replacements(parse_references, heirs), limits)
         count = size = 0
-        for lead in file.frames:
-            for oid, data in _split_objects(file, lead):
+        for frame_info in file.frames:
+            for oid, data in _split_objects(file, frame_info):
                 if kinds[oid] in ERASABLE_KINDS and objects.replacement_of(oid) != oid:
                     check_replacement(objects, oid)
                 elif not objects.has(oid):
@@ -136,7 +136,7 @@ def import_bundle(
                         raise file.corrupt("it was changed while it was read")
                     count, size = count + 1, size + len(data)
             failpoint("import.after-frame")
-            step(lead.header.size)
+            step(frame_info.header.size)
         return BundleImport(dict(file.header.refs), heirs, count, size, len(kinds) - count)
 
 
@@ -200,11 +200,11 @@ def check_replacement(objects: ObjectStore, oid: Oid) -> None:
 
 
 def _verify_hashes(file: BundleFile, objects: ObjectStore, step: Callable[[int], None]) -> None:
-    for lead in file.frames:
-        for oid, data in _split_objects(file, lead):
+    for frame_info in file.frames:
+        for oid, data in _split_objects(file, frame_info):
             if objects.hasher.oid(data) != oid:
                 raise file.corrupt(f"the bytes of object {oid.hex()} do not have that hash")
-        step(lead.header.size)
+        step(frame_info.header.size)
 
 
 def _verify_graph(

@@ -178,30 +178,30 @@ class BundleFile:
         leads: list[frame.FrameInfo] = []
         objects = raw = 0
         end, stop = len(self._header_bytes), self.size - TRAILER_BYTES
-        for lead in frame.scan(self.read, end, stop):
-            if lead.header.key_id != self.header.key_id:
-                raise self.corrupt(f"the frame at byte {lead.offset} is under another key")
-            objects += lead.header.count
-            raw += lead.header.raw
+        for frame_info in frame.scan(self.read, end, stop):
+            if frame_info.header.key_id != self.header.key_id:
+                raise self.corrupt(f"the frame at byte {frame_info.offset} is under another key")
+            objects += frame_info.header.count
+            raw += frame_info.header.raw
             limits.check(objects=objects, raw=raw, stored=self.size)
-            leads.append(lead)
-            end = lead.offset + lead.header.size
+            leads.append(frame_info)
+            end = frame_info.offset + frame_info.header.size
         if end != stop:
             raise self.corrupt(f"there is no frame at byte {end}")
         return leads
 
     def _check_trailer(self) -> None:
-        objects = sum(lead.header.count for lead in self.frames)
-        raw = sum(lead.header.raw for lead in self.frames)
-        headers = [self.read(lead.offset, frame.HEADER_BYTES) for lead in self.frames]
+        objects = sum(frame_info.header.count for frame_info in self.frames)
+        raw = sum(frame_info.header.raw for frame_info in self.frames)
+        headers = [self.read(frame_info.offset, frame.HEADER_BYTES) for frame_info in self.frames]
         if self._trailer != build_trailer(objects, raw, self._header_bytes, headers):
             raise self.corrupt("its end does not match what is before it")
 
     def _build_index(self) -> dict[Oid, tuple[int, int, int]]:
         spots: dict[Oid, tuple[int, int, int]] = {}
-        for number, lead in enumerate(self.frames):
+        for number, frame_info in enumerate(self.frames):
             start = 0
-            for oid, _, length in lead.rows():
+            for oid, _, length in frame_info.rows():
                 if spots.setdefault(oid, (number, start, length)) != (number, start, length):
                     raise self.corrupt(f"object {oid.hex()} is there twice")
                 start += length
@@ -361,15 +361,15 @@ class PartialBundle:
             return os.pread(self._fd, length, offset)
 
         try:
-            for lead in frame.scan(read, self._end, stop):
-                header = lead.header
-                payload = read(lead.offset + header.payload_start, header.stored)
-                frame.check_payload(header, payload, offset=lead.offset)
-                self._frame_headers.append(read(lead.offset, frame.HEADER_BYTES))
-                self.written_oids.update([oid for oid, _, _ in lead.rows()])
+            for frame_info in frame.scan(read, self._end, stop):
+                header = frame_info.header
+                payload = read(frame_info.offset + header.payload_start, header.stored)
+                frame.check_payload(header, payload, offset=frame_info.offset)
+                self._frame_headers.append(read(frame_info.offset, frame.HEADER_BYTES))
+                self.written_oids.update([oid for oid, _, _ in frame_info.rows()])
                 self.count += header.count
                 self._raw_bytes += header.raw
-                self._end = lead.offset + header.size
+                self._end = frame_info.offset + header.size
         except (Corrupt, Unsupported):
             return  # the earlier run stopped here
 

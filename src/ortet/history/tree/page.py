@@ -68,18 +68,18 @@ class PageNode:
             self._items = page.pages if self.level else page.entries
         return self._items
 
-    def item(self, at: int) -> Any:
+    def item(self, index: int) -> Any:
         """Return one item."""
         if self._items is not None:
-            return self._items[at]
+            return self._items[index]
         packed = self.packed()
-        data = packed.data[packed.starts[at] : packed.starts[at + 1]]
+        data = packed.data[packed.starts[index] : packed.starts[index + 1]]
         return decode(TreePageRef if self.level else TreeEntry, data)
 
     def find(self, key: bytes) -> Any:
         """Return the item of this key, or None."""
-        at = bisect_left(self.keys, key)
-        return self.item(at) if at < len(self.keys) and self.keys[at] == key else None
+        index = bisect_left(self.keys, key)
+        return self.item(index) if index < len(self.keys) and self.keys[index] == key else None
 
     def packed(self) -> PackedPage:
         """Return the page as bytes."""
@@ -108,11 +108,11 @@ class PageNode:
         rows: list[tuple[int, bytes]] = []
         for key in sorted(changes):
             item = changes[key]
-            at = bisect_left(keys, key)
-            if item is None or at == len(keys) or keys[at] != key:
+            index = bisect_left(keys, key)
+            if item is None or index == len(keys) or keys[index] != key:
                 return None
-            places.append((at, encode(item)))
-            rows.append((at, encode(row(item))))
+            places.append((index, encode(item)))
+            rows.append((index, encode(row(item))))
         old = self.packed()
         data, starts = _splice(old.data, old.starts, places)
         content, row_starts = _splice(old.rows, old.row_starts, rows)
@@ -124,12 +124,17 @@ class PageNode:
         This is the usual case: a change goes up through many pages and touches one item in each.
         """
         keys = self.keys
-        at = bisect_left(keys, key)
-        if item is None or at == len(keys) or keys[at] != key:
+        index = bisect_left(keys, key)
+        if item is None or index == len(keys) or keys[index] != key:
             return None
         data, starts, rows, row_starts = self.packed()
         piece, row = encode(item), encode(_row_function(self.level)(item))
-        begin, end, top, low = starts[at], starts[at + 1], row_starts[at], row_starts[at + 1]
+        begin, end, top, low = (
+            starts[index],
+            starts[index + 1],
+            row_starts[index],
+            row_starts[index + 1],
+        )
         if len(piece) == end - begin and len(row) == low - top:
             packed = PackedPage(
                 b"".join((data[:begin], piece, data[end:])),
@@ -138,7 +143,7 @@ class PageNode:
                 row_starts,
             )
             return PageNode(self.level, keys, None, packed)
-        places, content = [(at, piece)], [(at, row)]
+        places, content = [(index, piece)], [(index, row)]
         packed = PackedPage(*_splice(data, starts, places), *_splice(rows, row_starts, content))
         return PageNode(self.level, keys, None, packed)
 
@@ -149,17 +154,17 @@ class PageNode:
     def set_item(self, key: bytes, item: Any) -> bool:
         """Set an item, or remove it (None). Return True if the keys changed."""
         keys, items = self.keys, self.items
-        at = bisect_left(keys, key)
-        found = at < len(keys) and keys[at] == key
+        index = bisect_left(keys, key)
+        exists = index < len(keys) and keys[index] == key
         if item is None:
-            if found:
-                del keys[at], items[at]
-            return found
-        if found:
-            items[at] = item
+            if exists:
+                del keys[index], items[index]
+            return exists
+        if exists:
+            items[index] = item
             return False
-        keys.insert(at, key)
-        items.insert(at, item)
+        keys.insert(index, key)
+        items.insert(index, item)
         return True
 
     def append(self, other: PageNode) -> None:
@@ -314,10 +319,10 @@ class PageStore:
         """Return the first page of `level` that ends at or after `key`, or None."""
         node = root
         while node.level > level:
-            at = bisect_left(node.keys, key)
-            if at == len(node.keys):
+            index = bisect_left(node.keys, key)
+            if index == len(node.keys):
                 return None
-            node = self.load(Oid(node.item(at).oid), node.level - 1)
+            node = self.load(Oid(node.item(index).oid), node.level - 1)
         return node
 
     def last_page(self, root: PageNode, level: int) -> PageNode:

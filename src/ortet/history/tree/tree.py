@@ -124,12 +124,12 @@ class Trees:
             if path not in changes:
                 entry = now
             elif entry is not None:
-                kept = (
+                directory = (
                     TreeRef(Oid(now.data), now.cid)
                     if now is not None and now.is_dir
                     else self.empty()
                 )
-                entry = _with_tree(entry, kept)
+                entry = _with_tree(entry, directory)
         if entry is None or not entry.is_dir:
             shown = path.decode(errors="backslashreplace") or "the root"
             raise Invalid("no_parent", f"{shown} is not a directory: add it before what it holds")
@@ -215,10 +215,10 @@ class Trees:
 
     def _load_items(self, refs: list[TreePageRef], level: int) -> list[Any]:
         """Return the items of pages that a page of `level` refers to."""
-        found: list[Any] = []
+        items: list[Any] = []
         for ref in refs:
-            found += self._pages.load(Oid(ref.oid), level - 1).items
-        return found
+            items += self._pages.load(Oid(ref.oid), level - 1).items
+        return items
 
     def _patch_level(
         self, root: PageNode, level: int, edits: Edits

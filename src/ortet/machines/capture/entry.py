@@ -59,11 +59,11 @@ def capture_entry(
         None if the name is gone or unreadable. An unreadable name is added to `losses`.
     """
     try:
-        found = capture_with_stat(objects, dirfd, name, st, path=path, losses=losses)
+        captured = capture_with_stat(objects, dirfd, name, st, path=path, losses=losses)
     except Unreadable as error:
         losses.append(error.loss)
         return None
-    return None if found is None else found[0]
+    return None if captured is None else captured[0]
 
 
 def capture_with_stat(
@@ -169,20 +169,20 @@ def open_noatime(name: bytes | str, dirfd: int, flags: int = _OPEN) -> int:
 def find_holes(fd: int, st: os.stat_result) -> list[tuple[int, int]]:
     """Return (start, length) of each hole in a file. Files with all blocks allocated have none."""
     holes: list[tuple[int, int]] = []
-    at, size = 0, st.st_size
+    offset, size = 0, st.st_size
     if st.st_blocks * 512 >= size:
         return holes
-    while at < size:
+    while offset < size:
         try:
-            start = os.lseek(fd, at, os.SEEK_HOLE)
+            start = os.lseek(fd, offset, os.SEEK_HOLE)
             if start >= size:
                 break
-            at = os.lseek(fd, start, os.SEEK_DATA)
+            offset = os.lseek(fd, start, os.SEEK_DATA)
         except OSError as error:
             if error.errno != errno.ENXIO:
                 return []  # the file system does not support SEEK_HOLE
-            at = size
-        holes.append((start, min(at, size) - start))
+            offset = size
+        holes.append((start, min(offset, size) - start))
     return holes
 
 
@@ -248,38 +248,40 @@ def mtime_range_loss(path: bytes) -> Loss:
     return Loss(os.fsdecode(path), "time", "its mtime is not between the years 1677 and 2554")
 
 
-def put_xattrs(objects: ObjectStore, at: int | bytes) -> bytes:
+def put_xattrs(objects: ObjectStore, target: int | bytes) -> bytes:
     """Store the extended attributes of a descriptor or path, and return their Oid.
 
     A path is not followed if it is a symlink. Returns b"" for no attributes.
     """
-    found = read_xattrs(at)
-    return objects.put(Kind.META, encode(found)) if found else b""
+    xattrs = read_xattrs(target)
+    return objects.put(Kind.META, encode(xattrs)) if xattrs else b""
 
 
-def read_xattrs(at: int | bytes) -> list[tuple[bytes, bytes]]:
+def read_xattrs(target: int | bytes) -> list[tuple[bytes, bytes]]:
     """Return the extended attributes, sorted.
 
     Attributes of this host's overlay mounts and SELinux policy are left out.
     """
     if not hasattr(os, "listxattr"):
         return []
-    follow = isinstance(at, int)
+    follow = isinstance(target, int)
     try:
-        names = os.listxattr(at, follow_symlinks=follow)
+        names = os.listxattr(target, follow_symlinks=follow)
     except OSError as error:
         if error.errno in _NO_XATTRS:
             return []
         raise
-    found = []
+    xattrs = []
     for name in names:
         if name != "security.selinux" and not name.startswith(_OVERLAY_XATTR_PREFIXES):
             try:
-                found.append((os.fsencode(name), os.getxattr(at, name, follow_symlinks=follow)))
+                xattrs.append(
+                    (os.fsencode(name), os.getxattr(target, name, follow_symlinks=follow))
+                )
             except OSError as error:
                 if error.errno not in _NO_XATTRS and error.errno != errno.ENODATA:
                     raise
-    return sorted(found)
+    return sorted(xattrs)
 
 
 def unreadable_loss(path: bytes, error: OSError) -> Loss:
@@ -313,9 +315,9 @@ def read_file_entry(objects: ObjectStore, fd: int, job: ReadJob) -> ReadOutcome:
     """Capture a name in an open directory and store its content."""
     losses: list[Loss] = []
     try:
-        found = capture_with_stat(
+        captured = capture_with_stat(
             objects, fd, job.raw, job.st, path=job.path, losses=losses, mapped=job.mapped
         )
     except Unreadable as error:
         return ReadOutcome(job, None, True, [*losses, error.loss])
-    return ReadOutcome(job, found, False, losses)
+    return ReadOutcome(job, captured, False, losses)

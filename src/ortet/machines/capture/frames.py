@@ -104,40 +104,40 @@ def compare_all(frame: DirectoryScan) -> DirectoryChanges:
     known = frame.node.stats
     get = known.get
     names: list[str] = []
-    found = DirectoryChanges([], set(), [])
-    fresh = found.changed
+    changes = DirectoryChanges([], set(), [])
+    fresh = changes.changed
     with os.scandir(frame.fd) as listing:
         for item in listing:
             try:
                 st = item.stat(follow_symlinks=False)
             except OSError as error:
-                _record_stat_error(found, item.name, error)
+                _record_stat_error(changes, item.name, error)
                 continue
             name = item.name
             names.append(name)
             if get(name) != (*st[:7], st.st_mtime_ns, st.st_ctime_ns):
                 fresh.append((name, st))
-    if len(names) != len(known) or fresh or found.unreadable:
-        found.removed.update(known.keys() - set(names))
-        found.removed.difference_update(name for name, _ in found.unreadable)
-    return found
+    if len(names) != len(known) or fresh or changes.unreadable:
+        changes.removed.update(known.keys() - set(names))
+        changes.removed.difference_update(name for name, _ in changes.unreadable)
+    return changes
 
 
 def compare_names(frame: DirectoryScan, names: Iterable[str]) -> DirectoryChanges:
     """Compare only these names."""
     get = frame.node.stats.get
-    found = DirectoryChanges([], set(), [])
+    changes = DirectoryChanges([], set(), [])
     for name in names:
         try:
             st = os.stat(name, dir_fd=frame.fd, follow_symlinks=False)
         except OSError as error:
-            _record_stat_error(found, name, error)
+            _record_stat_error(changes, name, error)
             if get(name) is not None and error.errno in GONE_ERRNOS:
-                found.removed.add(name)
+                changes.removed.add(name)
             continue
         if get(name) != (*st[:7], st.st_mtime_ns, st.st_ctime_ns):
-            found.changed.append((name, st))
-    return found
+            changes.changed.append((name, st))
+    return changes
 
 
 def _record_stat_error(changes: DirectoryChanges, name: str, error: OSError) -> None:

@@ -34,8 +34,8 @@ def put_links(objects: ObjectStore, index: StatIndex) -> bytes:
         for name in node.linked:
             inode = node.stats[name][1:3]
             groups.setdefault(inode, []).append(join_path(path, os.fsencode(name)))
-    found = sorted(sorted(paths) for paths in groups.values() if len(paths) > 1)
-    return objects.put(Kind.META, encode(found)) if found else b""
+    link_groups = sorted(sorted(paths) for paths in groups.values() if len(paths) > 1)
+    return objects.put(Kind.META, encode(link_groups)) if link_groups else b""
 
 
 def names_of_inodes(index: StatIndex, inodes: set[Inode]) -> dict[bytes, set[bytes]]:
@@ -43,23 +43,23 @@ def names_of_inodes(index: StatIndex, inodes: set[Inode]) -> dict[bytes, set[byt
 
     A write through one name changes the file under all of its names.
     """
-    found: dict[bytes, set[bytes]] = {}
+    names: dict[bytes, set[bytes]] = {}
     for path, node in walk_index(index):
         for name, was in node.stats.items():
             if was[1:3] in inodes:
-                found.setdefault(path, set()).add(os.fsencode(name))
-    return found
+                names.setdefault(path, set()).add(os.fsencode(name))
+    return names
 
 
 def linked_inodes_below(top: DirectoryNode) -> set[Inode]:
     """Return the inodes in and below a directory that have more than one name."""
-    found: set[Inode] = set()
+    inodes: set[Inode] = set()
     stack = [top]
     while stack:
         node = stack.pop()
-        found.update(node.stats[name][1:3] for name in node.linked)
+        inodes.update(node.stats[name][1:3] for name in node.linked)
         stack += node.dirs.values()
-    return found
+    return inodes
 
 
 class MovedDirectories:

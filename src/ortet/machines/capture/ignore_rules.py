@@ -73,8 +73,10 @@ class IgnoreRules:
     def remove_below(self, directory: bytes) -> None:
         """Remove the rules of a deleted directory and of everything below it."""
         below = directory + b"/"
-        for at in [at for at in self._patterns if at == directory or at.startswith(below)]:
-            self.set_rules(at, None)
+        for path in [
+            path for path in self._patterns if path == directory or path.startswith(below)
+        ]:
+            self.set_rules(path, None)
 
     def has_rules(self, directory: bytes) -> bool:
         return directory in self._patterns
@@ -132,8 +134,10 @@ def parse_ignore_file(text: bytes, directory: str = "") -> list[IgnorePattern]:
         trimmed = _trim(line)
         if not trimmed or trimmed.startswith(b"#"):
             continue
-        if said := _SIZE_LINE.fullmatch(trimmed):
-            patterns.append(_size_rule(said[1], f"{directory or '.'}/.ortetignore line {number}"))
+        if size_line := _SIZE_LINE.fullmatch(trimmed):
+            patterns.append(
+                _size_rule(size_line[1], f"{directory or '.'}/.ortetignore line {number}")
+            )
         elif pattern := _pattern(trimmed):
             patterns.append(pattern)
     return patterns
@@ -182,29 +186,31 @@ def _pattern(line: bytes) -> IgnorePattern | None:
 
 def _translate(glob: bytes) -> bytes:
     """Translate a glob of slash-separated parts into a regular expression over raw bytes."""
-    out, at = b"", 0
-    while at < len(glob):
-        if glob.startswith(b"**/", at) and (at == 0 or glob[at - 1 : at] == b"/"):
-            out, at = out + b"(?:.*/)?", at + 3
-        elif glob[at:] == b"**" and (at == 0 or glob[at - 1 : at] == b"/"):
-            out, at = out + b".+", at + 2
-        elif glob[at : at + 1] == b"[":
-            part, at = _bracket(glob, at)
+    out, position = b"", 0
+    while position < len(glob):
+        if glob.startswith(b"**/", position) and (
+            position == 0 or glob[position - 1 : position] == b"/"
+        ):
+            out, position = out + b"(?:.*/)?", position + 3
+        elif glob[position:] == b"**" and (position == 0 or glob[position - 1 : position] == b"/"):
+            out, position = out + b".+", position + 2
+        elif glob[position : position + 1] == b"[":
+            part, position = _bracket(glob, position)
             out += part
-        elif glob[at : at + 1] == b"\\" and at + 1 < len(glob):
-            out, at = out + re.escape(glob[at + 1 : at + 2]), at + 2
+        elif glob[position : position + 1] == b"\\" and position + 1 < len(glob):
+            out, position = out + re.escape(glob[position + 1 : position + 2]), position + 2
         else:
-            char = glob[at : at + 1]
-            out, at = out + _WILD.get(char, re.escape(char)), at + 1
+            char = glob[position : position + 1]
+            out, position = out + _WILD.get(char, re.escape(char)), position + 1
     return out
 
 
-def _bracket(glob: bytes, at: int) -> tuple[bytes, int]:
+def _bracket(glob: bytes, start: int) -> tuple[bytes, int]:
     """Translate [a-z], [!a-z], []] and so on. An unclosed bracket matches itself."""
-    end = glob.find(b"]", at + 3 if glob[at + 1 : at + 2] in (b"!", b"^") else at + 2)
+    end = glob.find(b"]", start + 3 if glob[start + 1 : start + 2] in (b"!", b"^") else start + 2)
     if end < 0:
-        return re.escape(b"["), at + 1
-    inside = glob[at + 1 : end]
+        return re.escape(b"["), start + 1
+    inside = glob[start + 1 : end]
     negated = inside[:1] in (b"!", b"^")
     inside = (inside[1:] if negated else inside).replace(b"\\", b"\\\\").replace(b"[", b"\\[")
     inside = inside.replace(b"]", b"\\]").replace(b"^", b"\\^").replace(b"&", b"\\&")

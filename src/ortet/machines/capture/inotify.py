@@ -122,9 +122,13 @@ class InotifyWatch:
     def remove(self, path: bytes) -> None:
         """Remove the watches of a deleted directory and of everything below it."""
         below = path + b"/"
-        for at in [at for at in self._dirs if at == path or at.startswith(below)]:
-            self._remove_one(self._dirs.pop(at), at)
-        for above in [at for at in self._files if at == path or at.startswith(below)]:
+        for watched in [
+            watched for watched in self._dirs if watched == path or watched.startswith(below)
+        ]:
+            self._remove_one(self._dirs.pop(watched), watched)
+        for above in [
+            watched for watched in self._files if watched == path or watched.startswith(below)
+        ]:
             for name, wd in self._files.pop(above).items():
                 self._free_file_watches += self._remove_one(wd, join_path(above, name))
 
@@ -169,11 +173,11 @@ class InotifyWatch:
         written: set[bytes] = set()
         everything = bool(self.broken_reason)
         while data := self._read():
-            at = 0
-            while at < len(data):
-                wd, mask, _, length = _EVENT.unpack_from(data, at)
-                name = data[at + 16 : at + 16 + length].rstrip(b"\0")
-                at += 16 + length
+            offset = 0
+            while offset < len(data):
+                wd, mask, _, length = _EVENT.unpack_from(data, offset)
+                name = data[offset + 16 : offset + 16 + length].rstrip(b"\0")
+                offset += 16 + length
                 everything |= self._event(wd, mask, name, dirty, written)
         return None if everything else dirty
 

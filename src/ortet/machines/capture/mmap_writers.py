@@ -37,28 +37,28 @@ _NO_QUERY = frozenset({errno.ENOTTY, errno.EINVAL})
 
 def mapped_inodes() -> set[int]:
     """Return the inode numbers, of any file system, that a visible process can write by mmap."""
-    found: set[int] = set()
+    inodes: set[int] = set()
     with suppress(OSError):
         for name in os.listdir("/proc"):
             if name.isdigit():
                 with suppress(OSError):
-                    _add_mapped_inodes(f"/proc/{name}/maps", found)
-    return found
+                    _add_mapped_inodes(f"/proc/{name}/maps", inodes)
+    return inodes
 
 
-def _add_mapped_inodes(maps: str, found: set[int]) -> None:
+def _add_mapped_inodes(maps: str, inodes: set[int]) -> None:
     fd = os.open(maps, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        at = 0
+        address = 0
         while True:
-            query = bytearray(_QUERY.pack(_QUERY.size, _FLAGS, at, *_REST))
+            query = bytearray(_QUERY.pack(_QUERY.size, _FLAGS, address, *_REST))
             ioctl(fd, _PROCMAP_QUERY, query)  # raises an error after the last mapping
             answer = _QUERY.unpack(query)
-            found.add(answer[_INODE])
-            at = answer[_END]
+            inodes.add(answer[_INODE])
+            address = answer[_END]
     except OSError as error:
         if error.errno in _NO_QUERY:
-            found.update(int(inode) for inode in _SHARED.findall(_read_fd(fd)))
+            inodes.update(int(inode) for inode in _SHARED.findall(_read_fd(fd)))
     finally:
         os.close(fd)
 

@@ -80,10 +80,10 @@ def _read(pipe: int, count: int) -> list[NameList] | None:
     with open(pipe, "rb", closefd=False) as file:
         data = file.read()
     try:
-        found = marshal.loads(data)
+        value = marshal.loads(data)
     except (EOFError, ValueError, TypeError):
         return None
-    return cast(list[NameList], found) if len(found) == count else None
+    return cast(list[NameList], value) if len(value) == count else None
 
 
 NamesByDirectory = dict[bytes, set[bytes] | None]
@@ -103,9 +103,9 @@ def find_changed_names(
     Args:
         may_fork: The process belongs to Ortet alone, so this may use fork(2).
     """
-    found: NamesByDirectory = dict.fromkeys(index.losses)
+    suspects: NamesByDirectory = dict.fromkeys(index.losses)
     if not is_unchanged(index.root_stat, os.fstat(fd)):
-        found[b""] = None
+        suspects[b""] = None
     ruled: list[bytes] = []
     governed: list[tuple[bytes, DirectoryNode]] = []
     nodes = [(path, node, node.names()) for path, node in walk_index(index)]
@@ -117,14 +117,14 @@ def find_changed_names(
             governed.append((path, node))
         for name in different:
             raw = os.fsencode(name)
-            some = found.setdefault(path, set())
+            some = suspects.setdefault(path, set())
             if some is not None:
                 some.add(raw)
             if name in node.dirs:
-                found[join_path(path, raw)] = None
+                suspects[join_path(path, raw)] = None
     for path in ignore_filter.reload(fd, ruled, governed):
-        found[path] = {IGNORE_FILE}
-    return found
+        suspects[path] = {IGNORE_FILE}
+    return suspects
 
 
 def _changed_names(fd: int, nodes: list[IndexedDirectory], *, many: int) -> list[list[str]]:

@@ -149,10 +149,10 @@ class _Scan:
         These are the names in the index, and all names with losses, whose inodes the index does not
         know.
         """
-        found: dict[bytes, set[bytes] | None] = dict(names_of_inodes(self._index, inodes))
+        names: dict[bytes, set[bytes] | None] = dict(names_of_inodes(self._index, inodes))
         for path, lost in self._index.losses.items():
-            found[path] = (found.get(path) or set()) | set(map(os.fsencode, lost))
-        return found
+            names[path] = (names.get(path) or set()) | set(map(os.fsencode, lost))
+        return names
 
     def _update_mapped(self, read: dict[int, ReadJob], mapped: Set[int] | None) -> bool:
         """Mark the files just read that a process has mapped for writing.

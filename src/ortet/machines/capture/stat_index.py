@@ -428,9 +428,13 @@ class StatIndex:
         """Remove everything that is stored by path for a directory and below it."""
         below = path + b"/"
         for known in (self.pending, self.losses):
-            for at in [at for at in list(known) if at == path or at.startswith(below)]:
-                known.pop(at, None)
-        self.mapped = {at for at in self.mapped if not at.startswith(below)}
+            for directory in [
+                directory
+                for directory in list(known)
+                if directory == path or directory.startswith(below)
+            ]:
+                known.pop(directory, None)
+        self.mapped = {directory for directory in self.mapped if not directory.startswith(below)}
 
     def _mark_racy(self, path: bytes) -> None:
         """Mark a directory as racy, so that it is listed again unless it is recorded next.

@@ -224,15 +224,15 @@ class ScanWalk:
             plan = frame.plan = None  # the rules may change for everything below
         if plan is None or plan.names is None:
             index.losses.pop(frame.path, None)
-            found = compare_all(frame)
-            self._ignore_filter.apply(frame, found)
+            changes = compare_all(frame)
+            self._ignore_filter.apply(frame, changes)
         else:
             lost = index.losses.get(frame.path, {})
             for name in plan.names:
                 lost.pop(name, None)
-            found = compare_names(frame, plan.names)
-        if found.changed or found.removed or found.unreadable:
-            self._process_changes(frame, found)
+            changes = compare_names(frame, plan.names)
+        if changes.changed or changes.removed or changes.unreadable:
+            self._process_changes(frame, changes)
         self._queue(frame, {sub.name for sub in frame.pending})
         if frame.plan is None:
             self._watch_files(frame, frame.node.stats.items())

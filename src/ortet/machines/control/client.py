@@ -242,16 +242,16 @@ class InitClient:
 
     def job(self, name: str) -> Job:
         """Return the running shell or service of this name, or the last one that ended."""
-        for one in reversed(self.jobs()):
-            if one.name == name:
-                return Job(self.ask, id=one.id, name=name, pid=one.pid)
+        for job in reversed(self.jobs()):
+            if job.name == name:
+                return Job(self.ask, id=job.id, name=name, pid=job.pid)
         raise reply_error({"error": "no_job"}, name)
 
     def jobs(self) -> list[JobInfo]:
         """Return the jobs of the machine, including ended ones whose output is kept."""
-        told = self.ask({"do": "ps", "processes": False})["jobs"]
+        listed = self.ask({"do": "ps", "processes": False})["jobs"]
         return msgspec.convert(
-            [{**one, "code": shell_exit_code(one["code"])} for one in told],
+            [{**one, "code": shell_exit_code(one["code"])} for one in listed],
             thread_safe_struct(list[JobInfo]),
         )
 
@@ -322,8 +322,8 @@ class InitClient:
 def _start_request(
     kind: JobKind, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, mark: str
 ) -> dict[str, Any]:
-    given = {"argv": list(argv), "env": dict(env), "cwd": cwd, "mark": mark}
-    return {"do": "start", "kind": kind, **given}
+    request = {"argv": list(argv), "env": dict(env), "cwd": cwd, "mark": mark}
+    return {"do": "start", "kind": kind, **request}
 
 
 def _directory_error(cwd: str, number: int, why: str) -> OrtetError:

@@ -175,10 +175,10 @@ class Kernel:
             reply = self._request(
                 {"do": "save", "names": self.declared_variables, "most": MAX_VARIABLES_BYTES}
             )
-        kept = {
+        variables = {
             var.name: var for part in ("kept", "lost") for var in self._parse_variables(reply, part)
         }
-        return [kept[name] for name in self.declared_variables if name in kept]
+        return [variables[name] for name in self.declared_variables if name in variables]
 
     def save(self) -> tuple[IO[bytes], list[dict[str, Any]], list[KernelVariable]]:
         """Pickle the declared variables into a temporary file.
@@ -191,12 +191,12 @@ class Kernel:
             undo.callback(file.close)
             message = {"do": "save", "names": self.declared_variables, "most": MAX_VARIABLES_BYTES}
             reply = self._request(message, [file.fileno()])
-            lost, kept = self._parse_variables(reply, "lost"), self._parse_variables(reply, "kept")
+            lost, saved = self._parse_variables(reply, "lost"), self._parse_variables(reply, "kept")
             sizes = [one.get("size") for one in reply.reply["kept"]]
             if not all(isinstance(size, int) and size >= 0 for size in sizes):
                 raise self._mark_gone("it said something that no kernel says")
             undo.pop_all()
-        pairs = zip(kept, sizes, strict=True)
+        pairs = zip(saved, sizes, strict=True)
         return file, [{"name": v.name, "type": v.type, "size": size} for v, size in pairs], lost
 
     def load(self, file: IO[bytes], variables: Sequence[dict[str, Any]]) -> list[KernelVariable]:

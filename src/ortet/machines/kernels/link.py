@@ -273,7 +273,7 @@ class KernelLink:
         """
         if message is not None:
             self.send(message, fds)
-        kept = {name: HeadTailBuffer(MAX_STREAM_BYTES) for name in _STREAM_NAMES}
+        streams = {name: HeadTailBuffer(MAX_STREAM_BYTES) for name in _STREAM_NAMES}
         deadline = None if timeout is None else time.monotonic() + timeout
         timed_out, pauses = False, _interrupt_pauses(INTERRUPT_GRACE_SECONDS)
         poll = select.poll()
@@ -296,18 +296,18 @@ class KernelLink:
                 )
             }
             for fd, name in self._streams.items():
-                if fd in ready and not self._read(fd, name, kept[name], output):
+                if fd in ready and not self._read(fd, name, streams[name], output):
                     poll.unregister(fd)
             if self._sock.fileno() in ready or self.pidfd in ready:
                 try:
                     reply, passed = self._receive(dead=self.pidfd in ready)
                 except KernelGone as gone:
-                    self._drain(kept, output)
-                    gone.stderr = kept["stderr"].text()
+                    self._drain(streams, output)
+                    gone.stderr = streams["stderr"].text()
                     raise
-                self._drain(kept, output)
+                self._drain(streams, output)
                 return KernelReply(
-                    reply, passed, kept["stdout"].text(), kept["stderr"].text(), timed_out
+                    reply, passed, streams["stdout"].text(), streams["stderr"].text(), timed_out
                 )
 
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:

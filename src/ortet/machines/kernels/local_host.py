@@ -106,17 +106,17 @@ class LocalKernelHost(KernelHost):
 def open_channel() -> KernelChannel:
     """Create the socket and the output pipes of a kernel."""
     ours, theirs = socket.socketpair()
-    made: list[int] = []
+    opened: list[int] = []
     try:
         for _ in range(2):
-            made += os.pipe()
+            opened += os.pipe()
     except BaseException:
-        for fd in made:
+        for fd in opened:
             os.close(fd)
         ours.close()
         theirs.close()
         raise
-    out, their_out, err, their_err = made
+    out, their_out, err, their_err = opened
     return KernelChannel(ours, out, err, [their_out, their_err, theirs.detach()])
 
 

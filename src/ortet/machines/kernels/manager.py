@@ -113,10 +113,10 @@ class KernelManager:
             if known is not None:
                 known.close()
             self._check_capacity(1)
-            found = self._find_running(name)
-            kernel = found or self._start_kernel(name, python, env or {})
+            running = self._find_running(name)
+            kernel = running or self._start_kernel(name, python, env or {})
             self._kernels[name] = kernel
-            return kernel, found is None
+            return kernel, running is None
 
     def list_alive(self) -> list[Kernel]:
         """Return the living kernels that work on the machine's own files."""
@@ -180,15 +180,15 @@ class KernelManager:
 
         The process of the first fork is created while its files are prepared.
         """
-        made: list[Kernel] = []
+        forks: list[Kernel] = []
         with self._lock, ExitStack() as stack:
             self._check_capacity(n)
             residents = [kernel]
             if kernel.layer is None:
                 residents += [
-                    one
-                    for one in self.list_alive()
-                    if one is not kernel and _can_follow(one, stack)
+                    fork
+                    for fork in self.list_alive()
+                    if fork is not kernel and _can_follow(fork, stack)
                 ]
             try:
                 first = self._begin_fork(kernel, check_first=True, force=force)
@@ -205,19 +205,19 @@ class KernelManager:
                         first.abandon()
                         raise
                     try:
-                        made.append(self._finish_fork(kernel, first, files))
+                        forks.append(self._finish_fork(kernel, first, files))
                     finally:
                         self._switch_residents(residents, files)
-                while len(made) < n:
-                    sprout = self._begin_fork(kernel, check_first=False, force=True)
-                    made.append(self._finish_fork(kernel, sprout, files))
-                for one in made:
-                    wait_ready(one)
+                while len(forks) < n:
+                    pending = self._begin_fork(kernel, check_first=False, force=True)
+                    forks.append(self._finish_fork(kernel, pending, files))
+                for fork in forks:
+                    wait_ready(fork)
             except BaseException:
-                for one in made:
-                    one.close()
+                for fork in forks:
+                    fork.close()
                 raise
-        return made
+        return forks
 
     def _begin_fork(self, kernel: Kernel, *, check_first: bool, force: bool) -> PendingKernelFork:
         return PendingKernelFork(
@@ -251,8 +251,8 @@ class KernelManager:
     def _switch_residents(self, kernels: list[Kernel], layers: ForkLayers) -> None:
         """Move kernels to the new upper layer, after their files became a read-only layer."""
         if layers.moved:
-            for one in kernels:
-                one.switch_files()
+            for resident in kernels:
+                resident.switch_files()
         if layers.instead is not None:
             (kernel,) = kernels
             old, kernel.layer = kernel.layer, layers.instead
@@ -280,7 +280,11 @@ class KernelManager:
 
     def _adopt_files(self, kernel: Kernel, fork: Kernel, stack: ExitStack) -> None:
         assert fork.layer is not None
-        others = [one for one in self.list_alive() if one is not kernel and _can_follow(one, stack)]
+        others = [
+            other
+            for other in self.list_alive()
+            if other is not kernel and _can_follow(other, stack)
+        ]
         fork.check_can_follow(everywhere=self._host.captures_processes)
         self._host.check_can_adopt(fork.link.pid)
         self._before_replace(self._host.base_image(fork.layer))
@@ -290,8 +294,8 @@ class KernelManager:
             fork.switch_files(root)
         finally:
             os.close(root)
-        for one in others:
-            one.switch_files()
+        for other in others:
+            other.switch_files()
         branch, fork.layer = fork.layer, None
         self._host.drop_layer(branch)
 
@@ -338,9 +342,9 @@ class KernelManager:
         program = choose_python(self._host, python)
         mark = self._random(8).hex()
         try:
-            given = {_GLIBC_TUNABLES: _HUGE_PAGES, **build_environment(env, mark)}
+            environ = {_GLIBC_TUNABLES: _HUGE_PAGES, **build_environment(env, mark)}
             entered = self._host.start_interpreter(
-                name, [program, "-c", _BOOTSTRAP_CODE], env=given
+                name, [program, "-c", _BOOTSTRAP_CODE], env=environ
             )
         except OSError as error:
             raise NotFound(
@@ -403,8 +407,8 @@ def _bootstrap_message(host: KernelHost) -> bytes:
     """Encode the message that turns a plain interpreter into a kernel."""
     here = Path(__file__).parents[1] / "standalone"
     texts = [(name, (here / f"{name}.py").read_text("utf-8")) for name in _GUEST_MODULES]
-    given = {"modules": texts, "place": host.workspace_path, "alone": not host.contained}
-    body = json.dumps(given).encode()
+    message = {"modules": texts, "place": host.workspace_path, "alone": not host.contained}
+    body = json.dumps(message).encode()
     return struct.pack("!I", len(body)) + body
 
 

@@ -37,20 +37,20 @@ class CgroupParent(NamedTuple):
 
 def find_cgroup_parents(proc_cgroup: str, mountinfo: bytes) -> dict[str, CgroupParent]:
     """Return the parent groups by controller; `proc_cgroup` is the text of /proc/self/cgroup."""
-    found: dict[str, CgroupParent] = {}
+    parents: dict[str, CgroupParent] = {}
     lines = [line.split(":", 2) for line in proc_cgroup.splitlines()]
     for mount in _mounts(mountinfo):
         for number, names, group in lines:
             there = _group_path(mount, group)
             if mount.kind == "cgroup" and there is not None:
                 ours = {*names.split(",")} & {*mount.options.split(",")} & {*CONTROLLERS}
-                found |= {name: CgroupParent(there, 1) for name in ours}
+                parents |= {name: CgroupParent(there, 1) for name in ours}
             elif mount.kind == "cgroup2" and number == "0" and there is not None:
                 place = _find_delegating_group(there, Path(mount.mount_point))
                 for name in _read_words(place / _SUBTREE_CONTROL) if place else []:
                     if place is not None and name in CONTROLLERS:
-                        found[name] = CgroupParent(place, 2)
-    return {name: place for name, place in found.items() if place.path.is_dir()}
+                        parents[name] = CgroupParent(place, 2)
+    return {name: place for name, place in parents.items() if place.path.is_dir()}
 
 
 class _CgroupMount(NamedTuple):

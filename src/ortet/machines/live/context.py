@@ -68,7 +68,7 @@ class LiveEngineContext:
             require_compatible_host(record, self.host)
             place = home.path / f"{IMAGES_PREFIX}-restored"
             home.remove_dir(place.name)
-            kept = restore_images(self.objects, Oid(processes), place)
-            dump = Dump(place, decode(RunningServices, record.jobs), record.covers, kept)
+            images = restore_images(self.objects, Oid(processes), place)
+            dump = Dump(place, decode(RunningServices, record.jobs), record.covers, images)
             self.local_dumps[processes] = dump
         return dump

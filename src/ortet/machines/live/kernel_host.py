@@ -102,10 +102,10 @@ class LiveKernelHost(KernelHost):
     def start_interpreter(
         self, name: str, argv: Sequence[str], *, env: Mapping[str, str]
     ) -> KernelProcess:
-        given = {**env, "ORTET_KERNEL_AT": f"/{_socket_path(name)}"}
+        environ = {**env, "ORTET_KERNEL_AT": f"/{_socket_path(name)}"}
         try:
             job = self._init_client().spawn(
-                _job_name(name), argv, env=given, cwd=self.workspace_path
+                _job_name(name), argv, env=environ, cwd=self.workspace_path
             )
         except NotFound as error:
             raise FileNotFoundError(2, "No such file or directory") from error
@@ -121,8 +121,8 @@ class LiveKernelHost(KernelHost):
         try:
             sock.connect(f"/proc/{self._init_client().pid}/root/{_socket_path(name)}")
             size = _CREDENTIALS.size
-            told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-            pid = _CREDENTIALS.unpack(told)[0]
+            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+            pid = _CREDENTIALS.unpack(credentials)[0]
             pidfd = os.pidfd_open(pid)
         except OSError:
             sock.close()

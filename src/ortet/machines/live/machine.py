@@ -191,14 +191,14 @@ class LiveMachine(Machine):
         image = decode(Image, self._context.objects.get(self._files.committed_image))
         forks, losses = self._prefork.claim(specs, image.processes)
         if forks:
-            for one in forks:
-                one._saved_images = self._saved_images
+            for fork in forks:
+                fork._saved_images = self._saved_images
         else:
             with self._context.layer_store.prevent_prune():
                 layout, losses = self._fork_layout(image)
                 forks = self._start_forks(specs, layout, image.processes).finish()
-        for one in forks:
-            one.add_losses(losses)
+        for fork in forks:
+            fork.add_losses(losses)
         return list[Machine](forks)
 
     def _fork_layout(self, image: Image) -> tuple[LayerLayout, list[Loss]]:
@@ -325,7 +325,7 @@ class LiveMachine(Machine):
         self._prefork.start(dump, lambda: self._fork_layout(files_image))
         if not self._prefork.announced_specs:  # announced forks need the CPUs now
             self._dumper.prestart_worker()
-        kept = save_images(
+        saved = save_images(
             self._context.objects,
             dump.images,
             self._saved_images,
@@ -333,9 +333,9 @@ class LiveMachine(Machine):
             covers=dump.covers,
             jobs=encode(dump.carried),
         )
-        self._register_dump(replace(dump, kept=kept), kept)
+        self._register_dump(replace(dump, kept=saved), saved)
         services = put_services(self._context.objects, jobs, str(self._spec.path))
-        image = replace(files_image, services=services, processes=kept.oid)
+        image = replace(files_image, services=services, processes=saved.oid)
         files.last_snapshot = self._context.objects.put(Kind.IMAGE, encode(image)), image
         files.has_uncommitted = True
         return files.last_snapshot[0]
@@ -345,13 +345,13 @@ class LiveMachine(Machine):
         files = self._files
         mapped = files.mapped_files()
         images = files.home.make_empty_dir(f"{IMAGES_PREFIX}-{time.monotonic_ns()}")
-        found: list[tuple[Image, list[Layer], list[ExternalConnection]]] = []
+        captured: list[tuple[Image, list[Layer], list[ExternalConnection]]] = []
 
         def frozen() -> None:
             image = files.scan_mapped(mapped, quiet=False)
             root = Path(f"/proc/{self._live_process.pid}/root")
             covers = self._temp_dirs.capture_layers(image, images=images, machine_root=root)
-            found.append(
+            captured.append(
                 (image, covers, close_external_connections(images, self._live_process.pid))
             )
 
@@ -370,7 +370,7 @@ class LiveMachine(Machine):
             files.home.remove_dir(images.name)
             self._dumper.prestart_worker()
             raise
-        (image, covers, outside), process = found[-1], self._live_process
+        (image, covers, outside), process = captured[-1], self._live_process
         carried = RunningServices(
             process.external_mounts, make_storable(jobs), process.outbound.needs_address, outside
         )

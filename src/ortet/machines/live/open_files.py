@@ -79,7 +79,7 @@ class OpenFilesCapture:
         layers = {layer.mount: layer for layer in temp_layers}
         system = () if image.system is None else image.system.layers
         known = {layer.mount: layer.root for layer in system} | {WORKSPACE_MOUNT: image.root}
-        found: dict[bytes, dict[bytes, TreeEntry]] = {}
+        new_files: dict[bytes, dict[bytes, TreeEntry]] = {}
         files = image_entries(images / FILES_IMAGE)
         self._paths_by_entry = {
             one: self._paths_by_entry.get(one) or list(paths_in_entry(one)) for one in files
@@ -87,12 +87,14 @@ class OpenFilesCapture:
         for name in sorted({name for names in self._paths_by_entry.values() for name in names}):
             mount = self._mount_of(name)
             if mount is not None:
-                at = self._workspace_path if mount == WORKSPACE_MOUNT else os.fsdecode(mount)
-                path = os.fsencode(os.path.relpath(name, at))
+                mount_point = (
+                    self._workspace_path if mount == WORKSPACE_MOUNT else os.fsdecode(mount)
+                )
+                path = os.fsencode(os.path.relpath(name, mount_point))
                 has = [known[mount]] if mount in known else []
                 has += [layers[mount].root] if mount in layers else []
-                self._add_path(path, at, has, found.setdefault(mount, {}))
-        for mount, some in found.items():
+                self._add_path(path, mount_point, has, new_files.setdefault(mount, {}))
+        for mount, some in new_files.items():
             if some:
                 layers[mount] = self._merge_layer(mount, layers.get(mount), some)
         return list(layers.values())
@@ -101,10 +103,10 @@ class OpenFilesCapture:
         """Return the mount that a file is stored for; None if it exists anyway at a restore."""
         if is_within(name, (self._workspace_path,)):
             return None if name == self._workspace_path else WORKSPACE_MOUNT
-        for at, upper, mount in self._host_overlays:
-            if name.startswith(at):
+        for mount_point, upper, mount in self._host_overlays:
+            if name.startswith(mount_point):
                 try:
-                    mode = os.lstat(upper + name[len(at) :]).st_mode
+                    mode = os.lstat(upper + name[len(mount_point) :]).st_mode
                 except OSError:  # a file of the host
                     return None
                 made_anew = stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
@@ -167,9 +169,9 @@ class OpenFilesCapture:
                 if self._trees.resolve(layer.root, p) is None
             }
             return replace(layer, root=self._trees.patch_paths(layer.root, new))
-        at = self._workspace_path if mount == WORKSPACE_MOUNT else os.fsdecode(mount)
+        mount_point = self._workspace_path if mount == WORKSPACE_MOUNT else os.fsdecode(mount)
         empty = self._trees.empty()
-        top = self._directory_entry(Path(f"{self._machine_root}{at}"))
+        top = self._directory_entry(Path(f"{self._machine_root}{mount_point}"))
         root = replace(top, name=b"", data=empty.oid, cid=empty.cid)
         return Layer(mount, self._trees.patch_paths(root, entries_by_path))
 
@@ -195,8 +197,8 @@ def paths_in_entry(entry: bytes) -> Iterator[str]:
     """Return the paths inside the machine that a restore of this open file needs."""
     fields = parse_message(entry)
     names = _nested_bytes(fields, _REGULAR, _NAME) + _nested_bytes(fields, _UNIX, _BOUND)
-    for told in _nested_bytes(fields, _INOTIFY, _WATCHES):
-        names += _nested_bytes(parse_message(told), _HANDLE, _PATH)
+    for watch in _nested_bytes(fields, _INOTIFY, _WATCHES):
+        names += _nested_bytes(parse_message(watch), _HANDLE, _PATH)
     for name in names:
         if name[:1] != b"\0":  # an abstract socket has no path
             yield "/" + os.fsdecode(name).strip("\0").lstrip("/")
@@ -205,5 +207,5 @@ def paths_in_entry(entry: bytes) -> Iterator[str]:
 def _nested_bytes(fields: dict[int, list[int | bytes]], outer: int, inner: int) -> list[bytes]:
     """Return the bytes of field `inner` in the messages of field `outer`."""
     messages = [parse_message(one) for one in fields.get(outer, ()) if isinstance(one, bytes)]
-    found = (one for message in messages for one in message.get(inner, ()))
-    return [one for one in found if isinstance(one, bytes)]
+    values = (one for message in messages for one in message.get(inner, ()))
+    return [one for one in values if isinstance(one, bytes)]

@@ -178,20 +178,20 @@ def restore(
     external = [f"mnt[{at}]:{root}{at}" for at in mounts]
 
     def begin() -> int:
-        locks, hushed = LockRestorer(images), has_connections(images, include_closed=True)
+        locks, blocks_network = LockRestorer(images), has_connections(images, include_closed=True)
         lazy = dump_memory_bytes(images) >= LAZY_PAGES_MIN_BYTES
         if lazy:
-            guard.attach_pager(
+            machine_process.attach_pager(
                 supervisor.start_pager(images, work_dir), work_dir / _LAZY_PAGES_SOCKET
             )
 
         def restored(pid: int) -> None:
-            if hushed:
+            if blocks_network:
                 supervisor.set_network_blocked(pid, blocked=False)
             locks.stop_processes(pid)
 
         try:
-            if hushed:
+            if blocks_network:
                 supervisor.set_network_blocked(worker.pid, blocked=True)
             pid = worker.restore(
                 images,
@@ -200,7 +200,7 @@ def restore(
                 external=external,
                 network_fd=NETWORK_FD,
                 lazy_pages=lazy,
-                on_restored=restored if locks.is_needed or hushed else None,
+                on_restored=restored if locks.is_needed or blocks_network else None,
             )
         except CriuError as failed:
             raise restore_error(failed) from failed
@@ -212,10 +212,10 @@ def restore(
         return pid
 
     outbound.start(worker.pid)
-    guard = LiveMachineProcess(
+    machine_process = LiveMachineProcess(
         begin, workspace_path, cgroup=cgroup, outbound=outbound, network_pid=worker.pid
     )
-    return guard
+    return machine_process
 
 
 def _kill_init(pidfd: int) -> None:

@@ -227,18 +227,18 @@ class SupervisorClient:
             raise
 
     def _start_process(self, request: dict[str, Any], fds: Sequence[int]) -> StartingProcess:
-        told, tell = os.pipe2(os.O_CLOEXEC)
+        result, result_writer = os.pipe2(os.O_CLOEXEC)
         try:
-            reply = self._ask(request, [*fds, tell])
+            reply = self._ask(request, [*fds, result_writer])
         except BaseException:
-            os.close(told)
+            os.close(result)
             raise
         finally:
-            os.close(tell)
+            os.close(result_writer)
         if "error" in reply:
-            os.close(told)
+            os.close(result)
             raise machine_refused(reply["error"])
-        return StartingProcess(reply["pid"], told)
+        return StartingProcess(reply["pid"], result)
 
     def _ask(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         """Send a request to the supervisor and return its reply.

@@ -64,14 +64,14 @@ class TempDirs:
         """
         if self._open_files is None:
             self._open_files = self._make_scanners()
-        horizon, found = self._files.context.horizon(), []
+        horizon, layers = self._files.context.horizon(), []
         for upper in self._uppers:
             upper.horizon = horizon
             layer = upper.difference()
             if layer is not None:
-                found.append(layer)
+                layers.append(layer)
         return self._open_files.capture_layers(
-            image, found, images=images, machine_root=machine_root
+            image, layers, images=images, machine_root=machine_root
         )
 
     def close(self) -> None:

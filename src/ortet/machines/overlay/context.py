@@ -111,9 +111,9 @@ class EngineContext:
         """Return the plan for a supervisor, and the host directories that get an overlay."""
         host = parse_mounts(Path("/proc/self/mountinfo").read_bytes())
         covers = []
-        for at, state in dirs_to_overlay(spec, host):
+        for directory, state in dirs_to_overlay(spec, host):
             with suppress(FileNotFoundError):  # the host has just unmounted it
-                covers.append(self._make_host_overlay(home, layout, at, state=state))
+                covers.append(self._make_host_overlay(home, layout, directory, state=state))
         area = self.layer_store.area
         (area / "root").mkdir(parents=True, exist_ok=True)
         for number, cover in enumerate(covers):
@@ -155,19 +155,19 @@ class EngineContext:
         return None, [Loss("", "system", why)]
 
     def _make_host_overlay(
-        self, home: MachineHome, layout: LayerLayout, at: str, *, state: bool
+        self, home: MachineHome, layout: LayerLayout, directory: str, *, state: bool
     ) -> HostOverlay:
-        name = home.host_upper_name(layout, at)
+        name = home.host_upper_name(layout, directory)
         upper = home.path / name
         fresh = not upper.is_dir()
         if fresh:
             upper.mkdir()
-            _copy_metadata(upper, at)
+            _copy_metadata(upper, directory)
         work = home.make_empty_dir(name.replace("host", "hostwork", 1))
         known = () if layout.system is None else layout.system.layers
-        layers = [layer for layer in known if layer.mount == os.fsencode(at)]
+        layers = [layer for layer in known if layer.mount == os.fsencode(directory)]
         return HostOverlay(
-            at, state, upper, work, self._system_layers(layers, upper if fresh else None)
+            directory, state, upper, work, self._system_layers(layers, upper if fresh else None)
         )
 
     def _system_layers(self, layers: Sequence[Layer], fresh: Path | None) -> tuple[Path, ...]:
@@ -177,21 +177,22 @@ class EngineContext:
         """
         if self._dumpable:
             if fresh is not None:
-                for one in layers:
-                    write_system_layer(self.objects, self.trees, one, fresh)
+                for layer in layers:
+                    write_system_layer(self.objects, self.trees, layer, fresh)
             return ()
         return tuple(
-            ensure_system_layer(self.objects, self.trees, self.layer_store, one) for one in layers
+            ensure_system_layer(self.objects, self.trees, self.layer_store, layer)
+            for layer in layers
         )
 
 
-def _copy_metadata(upper: Path, at: str) -> None:
-    """Copy the metadata of `at` to `upper`.
+def _copy_metadata(upper: Path, directory: str) -> None:
+    """Copy the metadata of `directory` to `upper`.
 
     The root of an overlay shows the metadata of its upper directory.
     """
-    shutil.copystat(at, upper)
-    st = os.stat(at)
+    shutil.copystat(directory, upper)
+    st = os.stat(directory)
     try:
         os.chown(upper, st.st_uid, st.st_gid)
         os.chmod(upper, st.st_mode & 0o7777)

@@ -204,11 +204,11 @@ class OverlayFiles:
         """
         reply, _ = self.process.ask({"do": "state"})
         self.busy = reply["busy"]
-        found: dict[bytes, set[str]] = {}
+        files: dict[bytes, set[str]] = {}
         for path in reply["mapped"]:
             above, _, name = path.rpartition("/")
-            found.setdefault(os.fsencode(above), set()).add(name)
-        return found
+            files.setdefault(os.fsencode(above), set()).add(name)
+        return files
 
     def is_idle(self) -> bool:
         """Return True if no process runs. The machine is asked only if one may run."""

@@ -63,13 +63,13 @@ class IgnoredFiles:
 
     def digest(self) -> str:
         """Return a digest that changes with any of the files."""
-        told = hashlib.blake2b(digest_size=16)
+        digest = hashlib.blake2b(digest_size=16)
         for path, st in self.files:
-            told.update(b"%b\0%d %d %d %d\n" % (path, st.st_ino, *_version(st)))
-        return told.hexdigest()
+            digest.update(b"%b\0%d %d %d %d\n" % (path, st.st_ino, *_version(st)))
+        return digest.hexdigest()
 
-    def _find(self, at: bytes, everything: bool) -> Iterator[IgnoredFile]:
-        for path, st in _names(self._view, at):
+    def _find(self, directory: bytes, everything: bool) -> Iterator[IgnoredFile]:
+        for path, st in _names(self._view, directory):
             is_dir = stat.S_ISDIR(st.st_mode)
             if path.rpartition(b"/")[2].startswith((STAGE_PREFIX, POINTER_FILE)):
                 continue
@@ -82,8 +82,8 @@ class IgnoredFiles:
             elif is_dir and (everything or self._is_in_layers(path)):
                 yield from self._find(path, everything or self._is_moved(path))
 
-    def _all(self, at: bytes) -> Iterator[IgnoredFile]:
-        for path, st in _names(self._view, at):
+    def _all(self, directory: bytes) -> Iterator[IgnoredFile]:
+        for path, st in _names(self._view, directory):
             yield IgnoredFile(path, st)
             if stat.S_ISDIR(st.st_mode):
                 yield from self._all(path)
@@ -150,9 +150,9 @@ class _IgnoredFilesWriter:
 
     def write(self) -> None:
         self._ensure_directory(b"")
-        for found in self._ignored.files:
+        for ignored in self._ignored.files:
             with suppress(FileNotFoundError):  # the file is gone
-                self._write_file(found)
+                self._write_file(ignored)
         for path, mtime in reversed(self._dir_mtimes.items()):
             os.utime(join_path(self._target, path), ns=(mtime, mtime))
 
@@ -270,13 +270,13 @@ class Copier:
                 return False
 
 
-def _names(view: bytes, at: bytes) -> Iterator[IgnoredFile]:
+def _names(view: bytes, directory: bytes) -> Iterator[IgnoredFile]:
     try:
-        names = sorted(os.listdir(join_path(view, at)))
+        names = sorted(os.listdir(join_path(view, directory)))
     except (FileNotFoundError, NotADirectoryError):  # removed in the meantime
         return
     for name in names:
-        path = join_path(at, name)
+        path = join_path(directory, name)
         with suppress(FileNotFoundError):
             yield IgnoredFile(path, os.lstat(join_path(view, path)))
 

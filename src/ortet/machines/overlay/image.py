@@ -113,7 +113,7 @@ class OverlaySnapshotter:
     def _scan_merged(self) -> tuple[TreeEntry, bytes]:
         self.losses = []
         self._index.horizon = self._context.horizon()
-        found = scan(
+        result = scan(
             self._context.objects,
             self._context.trees,
             root=self._view,
@@ -121,7 +121,7 @@ class OverlaySnapshotter:
             rules=self._rules,
             losses=self.losses,
         )
-        return found.root, found.links
+        return result.root, result.links
 
     def _scan_system(self) -> System | None:
         """Return the differences from the host, or None."""

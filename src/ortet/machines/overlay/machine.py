@@ -164,8 +164,8 @@ class OverlayMachine(Machine):
                 forks = self._start_forks(specs, fork_layout, layers.resume)
             finally:
                 layers.resume()
-        for one in forks:
-            one.add_losses(losses)
+        for fork in forks:
+            fork.add_losses(losses)
         return list[Machine](forks)
 
     def kernel_host(self) -> KernelHost:

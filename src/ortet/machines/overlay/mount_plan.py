@@ -69,14 +69,14 @@ class MachinePath(PosixPath):
 
 def parse_mounts(text: bytes) -> list[HostMount]:
     """Parse /proc/self/mountinfo. If there are several mounts at one place, the last one counts."""
-    found: dict[str, HostMount] = {}
+    mounts: dict[str, HostMount] = {}
     for line in text.splitlines():
         fields = line.split(b" ")
-        at = os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), fields[4]))
+        mount_point = os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), fields[4]))
         kind = fields[fields.index(b"-") + 1].decode()
-        found.pop(at, None)
-        found[at] = HostMount(at, kind, b"ro" in fields[5].split(b","))
-    return list(found.values())
+        mounts.pop(mount_point, None)
+        mounts[mount_point] = HostMount(mount_point, kind, b"ro" in fields[5].split(b","))
+    return list(mounts.values())
 
 
 def dirs_to_overlay(spec: MachineSpec, host: Sequence[HostMount]) -> list[tuple[str, bool]]:
@@ -94,8 +94,8 @@ def dirs_to_overlay(spec: MachineSpec, host: Sequence[HostMount]) -> list[tuple[
     wanted = ["/tmp", "/var/tmp", _home_directory()]
     places = sorted({os.path.realpath(place) for place in wanted if os.path.isdir(place)})
     own = str(spec.path)
-    kept = [place for place in places if place != "/" and not is_within(place, (own,))]
-    return [(p, False) for p in kept if not is_within(p, [q for q in kept if q != p])]
+    candidates = [place for place in places if place != "/" and not is_within(place, (own,))]
+    return [(p, False) for p in candidates if not is_within(p, [q for q in candidates if q != p])]
 
 
 def mount_steps(
@@ -112,14 +112,14 @@ def mount_steps(
     """
     place = str(spec.path)
     _check_workspace_path(place, host_overlays)
-    made: list[MountStep] = []
+    steps: list[MountStep] = []
     if spec.scope == "workspace":
-        made.append({"do": "bind", "at": "/", "source": "/", "recursive": True, "sealed": True})
+        steps.append({"do": "bind", "at": "/", "source": "/", "recursive": True, "sealed": True})
     for number, cover in enumerate(host_overlays):
-        made += _overlay_steps(cover, area / f"under{number}", rootless=rootless)
+        steps += _overlay_steps(cover, area / f"under{number}", rootless=rootless)
         if spec.scope == "workspace":
             below = [m.at for m in host if m.at != cover.at and is_within(m.at, (cover.at,))]
-            made += [_read_only_bind(at) for at in below if not is_within(at, (place,))]
+            steps += [_read_only_bind(at) for at in below if not is_within(at, (place,))]
     if spec.scope == "host":
         covered = {cover.at for cover in host_overlays}
         rest = [
@@ -127,16 +127,16 @@ def mount_steps(
             for m in host
             if m.at not in covered and not is_within(m.at, (place, *_MACHINE_MOUNTS))
         ]
-        made += [_read_only_bind(at) for at in rest if os.path.exists(at)]
-        made.append({"do": "bind", "at": "/dev", "source": "/dev", "recursive": True})
-        made.append({**_read_only_bind("/sys"), "recursive": True})
-    made.append({"do": "hold", "at": "/proc"})
-    made += _hides(spec)
-    made.append({"do": "proc", "at": "/proc"})
+        steps += [_read_only_bind(at) for at in rest if os.path.exists(at)]
+        steps.append({"do": "bind", "at": "/dev", "source": "/dev", "recursive": True})
+        steps.append({**_read_only_bind("/sys"), "recursive": True})
+    steps.append({"do": "hold", "at": "/proc"})
+    steps += _hides(spec)
+    steps.append({"do": "proc", "at": "/proc"})
     if os.path.isdir("/dev/shm"):
-        made.append({"do": "tmpfs", "at": "/dev/shm", "options": "mode=1777"})
-    made.append({"do": "mkdir", "at": place})
-    return made
+        steps.append({"do": "tmpfs", "at": "/dev/shm", "options": "mode=1777"})
+    steps.append({"do": "mkdir", "at": place})
+    return steps
 
 
 def live_mount_steps(
@@ -152,19 +152,19 @@ def live_mount_steps(
     """
     place = str(spec.path)
     _check_workspace_path(place, host_overlays)
-    made: list[MountStep] = [{"do": "hold", "at": str(area / "hold"), "host": True}]
+    steps: list[MountStep] = [{"do": "hold", "at": str(area / "hold"), "host": True}]
     for number, cover in enumerate(host_overlays):
-        made += _overlay_steps(cover, area / f"under{number}", rootless=False)
+        steps += _overlay_steps(cover, area / f"under{number}", rootless=False)
     covered = {cover.at for cover in host_overlays}
     rest = [
         m.at for m in host if m.at not in covered and not is_within(m.at, (place, *_MACHINE_MOUNTS))
     ]
-    made += [_read_only_bind(at) for at in rest if os.path.exists(at)]
-    made += _hides(spec)
-    made += [{"do": "mkdir", "at": at} for at in ("/dev", "/proc", "/sys", "/run", place)]
-    made += [{"do": "devices", "at": "/dev"}, {"do": "devpts", "at": "/dev/pts"}]
-    made += [{"do": "sysfs", "at": "/sys"}, {"do": "proc", "at": "/proc"}]
-    return made
+    steps += [_read_only_bind(at) for at in rest if os.path.exists(at)]
+    steps += _hides(spec)
+    steps += [{"do": "mkdir", "at": at} for at in ("/dev", "/proc", "/sys", "/run", place)]
+    steps += [{"do": "devices", "at": "/dev"}, {"do": "devpts", "at": "/dev/pts"}]
+    steps += [{"do": "sysfs", "at": "/sys"}, {"do": "proc", "at": "/proc"}]
+    return steps
 
 
 def is_within(path: str, places: Iterable[str]) -> bool:
@@ -197,9 +197,9 @@ def _overlay_steps(overlay: HostOverlay, under: Path, *, rootless: bool) -> Iter
     yield step
 
 
-def _read_only_bind(at: str) -> MountStep:
+def _read_only_bind(directory: str) -> MountStep:
     """Return the step for a read-only mount of the host, which may be gone by now."""
-    return {"do": "bind", "at": at, "source": at, "sealed": True, "optional": True}
+    return {"do": "bind", "at": directory, "source": directory, "sealed": True, "optional": True}
 
 
 def _hides(spec: MachineSpec) -> Iterator[MountStep]:

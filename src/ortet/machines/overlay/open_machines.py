@@ -144,7 +144,7 @@ class OpenMachines(Generic[M]):
             layout: The layout that all of them start with.
             processes: The Oid of stored processes, for engines that restore them.
         """
-        made: list[tuple[M, list[Loss]]] = []
+        forks: list[tuple[M, list[Loss]]] = []
         with ExitStack() as undo:
             for spec in map(self._normal, specs):
                 home = self._lock_home(spec, undo)
@@ -156,14 +156,14 @@ class OpenMachines(Generic[M]):
                 own = replace(layout, system=system)
                 losses += self._write_layout(home, own)
                 machine = self._start(spec, home, own, undo, processes=processes, is_fork=True)
-                made.append((machine, losses))
+                forks.append((machine, losses))
             last = undo.pop_all()
         homes = [spec.home for spec in specs]
 
         def remember(machines: Sequence[M]) -> None:
             self._open.update(zip(homes, machines, strict=True))
 
-        return PendingMachines(made, last, self._wait_started, remember)
+        return PendingMachines(forks, last, self._wait_started, remember)
 
     def close_machine(self, home: Path) -> None:
         """Close the machine of this home, if it is open."""
@@ -175,8 +175,8 @@ class OpenMachines(Generic[M]):
         """Close the machine of this home, and delete the home."""
         self.close_machine(home)
         try:
-            with open_directory(home.parent) as at:
-                remove_tree(at, os.fsencode(home.name))
+            with open_directory(home.parent) as parent_fd:
+                remove_tree(parent_fd, os.fsencode(home.name))
         except FileNotFoundError:
             return
         except OSError as error:
@@ -263,6 +263,6 @@ class OpenMachines(Generic[M]):
 
 
 def _empty(place: Path) -> None:
-    with open_directory(place) as at:
+    with open_directory(place) as directory_fd:
         for name in os.listdir(place):
-            remove_tree(at, os.fsencode(name))
+            remove_tree(directory_fd, os.fsencode(name))

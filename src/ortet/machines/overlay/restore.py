@@ -79,8 +79,8 @@ def _index(trees: Trees, view: Path, plan: RestorePlan) -> StatIndex:
     with open_directory(view) as top, DirFdCache(top) as dirs:
         for path, entry in _replaced_files(trees, plan):
             with suppress(OSError):  # gone since: the restore reports it
-                at, name = dirs.open_parent(path)
-                index.record(path, os.stat(name, dir_fd=at, follow_symlinks=False), entry)
+                parent_fd, name = dirs.open_parent(path)
+                index.record(path, os.stat(name, dir_fd=parent_fd, follow_symlinks=False), entry)
     return index
 
 

@@ -309,12 +309,12 @@ def start_init(machine_process: MachineProcess) -> InitClient:
     assert process.stdout is not None
     assert process.stderr is not None
     try:
-        with process.stdout as told, process.stderr as errors:
-            if told.read(1) != b"\n":
-                said = errors.read(1000).decode(errors="replace").strip()
+        with process.stdout as output, process.stderr as errors:
+            if output.read(1) != b"\n":
+                reason = errors.read(1000).decode(errors="replace").strip()
                 raise Unavailable(
                     "no_programs",
-                    f"nothing can be kept running in this machine ({said}): try again",
+                    f"nothing can be kept running in this machine ({reason}): try again",
                 )
         return InitClient(_pid(pidfd), path=f"/proc/{machine_process.pid}/root{place}/init.sock")
     finally:

@@ -227,15 +227,15 @@ def make_parents(dest: Path) -> Iterator[None]:
     while not above.exists():
         missing.append(above)
         above = above.parent
-    made = []
+    created = []
     try:
         for path in reversed(missing):
             path.mkdir()
-            made.append(path)
+            created.append(path)
         yield
     except BaseException:
         with contextlib.suppress(OSError):
-            for path in reversed(made):
+            for path in reversed(created):
                 path.rmdir()
         raise
 
@@ -244,8 +244,8 @@ def mount_key(place: Path) -> int:
     """Return an id that differs between mounts, also between two mounts of one file system."""
     fd = os.open(place, _OPEN_PARENT_FLAGS)
     try:
-        found = _mount_id(fd)
-        return os.fstat(fd).st_dev if found is None else found
+        mount_id = _mount_id(fd)
+        return os.fstat(fd).st_dev if mount_id is None else mount_id
     finally:
         os.close(fd)
 
@@ -289,9 +289,9 @@ def clear_acls(fd: int) -> None:
     os.fchmod(fd, 0o700)
 
 
-def _exists(name: bytes, at: int) -> bool:
+def _exists(name: bytes, parent_fd: int) -> bool:
     try:
-        os.stat(name, dir_fd=at, follow_symlinks=False)
+        os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
     except FileNotFoundError:
         return False
     return True
@@ -365,19 +365,19 @@ def checkout_image(
         with make_parents(dest), contextlib.ExitStack() as stack:
             stage = stack.enter_context(StagingDirectory(dest))
             cloner = stack.enter_context(ReflinkCloner(*source)) if source else None
-            made = write_tree(
+            written = write_tree(
                 objects, stage.fd, items, groups, writer=writer, cloner=cloner, progress=progress
             )
             failpoint("materialise.built")
             stage.finish()
-        made = _restat_moved(dest, made, inside=stage.is_inside_dest, writer=writer)
+        written = _restat_moved(dest, written, inside=stage.is_inside_dest, writer=writer)
     except OSError as error:
         raise translate_os_error(error, f"cannot write {dest}") from error
     if index is not None:
-        for item, stat in made:
+        for item, stat in written:
             index.record(item.path, stat, item.entry)
     losses = [*dict.fromkeys(writer.losses), *service_losses(objects, image, "folder")]
-    return Report(written=len(made), losses=losses)
+    return Report(written=len(written), losses=losses)
 
 
 def walk_image(trees: Trees, image: Image) -> Iterator[tuple[bytes, TreeEntry]]:
@@ -408,5 +408,7 @@ def _restat_moved(
     return [*rest, WrittenItem(root, os.stat(dest, follow_symlinks=False))]
 
 
-def _restat(at: int, written: WrittenItem) -> WrittenItem:
-    return WrittenItem(written.item, os.stat(written.item.path, dir_fd=at, follow_symlinks=False))
+def _restat(parent_fd: int, written: WrittenItem) -> WrittenItem:
+    return WrittenItem(
+        written.item, os.stat(written.item.path, dir_fd=parent_fd, follow_symlinks=False)
+    )

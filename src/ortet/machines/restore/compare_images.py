@@ -62,13 +62,13 @@ def make_plan(trees: Trees, current: ImageFiles, target: ImageFiles) -> RestoreP
         path, before, after = stack.pop()
         dirs[path] = PathChange(path, before, after)
         for old, new in trees.difference(Oid(before.data), Oid(after.data)):
-            at = join_path(path, check_name((old or new).name))  # type: ignore[union-attr]
+            item_path = join_path(path, check_name((old or new).name))  # type: ignore[union-attr]
             if old and new and old.is_dir and new.is_dir:
-                stack.append((at, old, new))
+                stack.append((item_path, old, new))
             elif old and new and _same_file(old, new):
-                altered[at] = PathChange(at, old, new)
+                altered[item_path] = PathChange(item_path, old, new)
             else:
-                swaps[at] = PathChange(at, old, new)
+                swaps[item_path] = PathChange(item_path, old, new)
                 touched.add(path)
     for change in _relinked(trees, current, target):
         if change.path not in swaps:
@@ -151,15 +151,15 @@ def _missing(
     trees: Trees, current: TreeEntry, target: TreeEntry, path: bytes
 ) -> dict[bytes, TreeEntry]:
     """Return the directories above a path that exist only in `target`, without their content."""
-    found: dict[bytes, TreeEntry] = {}
+    missing: dict[bytes, TreeEntry] = {}
     for above in _above(path):
         now = trees.resolve(current, above)
         if now is not None and now.is_dir:
             break
         will = trees.resolve(target, above)
         assert will is not None  # `path` is below it
-        found[above] = replace(will, data=b"", cid=b"")
-    return found
+        missing[above] = replace(will, data=b"", cid=b"")
+    return missing
 
 
 def _select_groups(

@@ -89,10 +89,10 @@ class ChangeGuard:
 
     def _check_removal(self, change: PathChange, old: TreeEntry) -> SwapCheck:
         """Check a directory that is removed: all of it, or all but its ignored files."""
-        below, kept = self._walk_removed(change.path, old)
-        self.removed_count += sum(path not in kept for path, _ in below) + (not kept)
-        moves = order_removals(change, below, kept, piecemeal=self.piecemeal)
-        return SwapCheck(moves, sorted(kept), bool(kept) and change.new is not None)
+        below, kept_dirs = self._walk_removed(change.path, old)
+        self.removed_count += sum(path not in kept_dirs for path, _ in below) + (not kept_dirs)
+        moves = order_removals(change, below, kept_dirs, piecemeal=self.piecemeal)
+        return SwapCheck(moves, sorted(kept_dirs), bool(kept_dirs) and change.new is not None)
 
     def check_directory(self, path: bytes) -> None:
         """Raise Conflict unless `path` is still a directory that is reached through directories."""
@@ -139,30 +139,30 @@ class ChangeGuard:
     ) -> tuple[list[tuple[bytes, TreeEntry]], set[bytes]]:
         """Return everything below a removed directory, and the directories with ignored files."""
         below: list[tuple[bytes, TreeEntry]] = []
-        kept: set[bytes] = set()
+        kept_dirs: set[bytes] = set()
         stack = [(top, entry)]
         while stack:
             path, directory = stack.pop()
             entries = {e.name: e for e in self._trees.entries(Oid(directory.data))}
             for name in os.listdir(self._dirs.fd(path)):
                 raw = os.fsencode(name)
-                at = join_path(path, raw)
+                item_path = join_path(path, raw)
                 if raw not in entries:
-                    self._keep_untracked(at, top, kept)
+                    self._keep_untracked(item_path, top, kept_dirs)
             for inner in entries.values():
-                at = join_path(path, inner.name)
-                if self._will_be_ignored(at, inner):
-                    _keep_parents(at, top, kept)
+                item_path = join_path(path, inner.name)
+                if self._will_be_ignored(item_path, inner):
+                    _keep_parents(item_path, top, kept_dirs)
                     continue
                 if inner.is_dir:
-                    stack.append((at, inner))
-                    self._lstat(at)
-                elif self.is_present(at):
-                    self.check_unchanged(at, inner)
+                    stack.append((item_path, inner))
+                    self._lstat(item_path)
+                elif self.is_present(item_path):
+                    self.check_unchanged(item_path, inner)
                 else:
                     continue
-                below.append((at, inner))
-        return below, kept
+                below.append((item_path, inner))
+        return below, kept_dirs
 
     def _keep_untracked(self, path: bytes, top: bytes, kept_dirs: set[bytes]) -> None:
         """Keep a name that the image does not have, and all directories above it.
@@ -201,24 +201,26 @@ class ChangeGuard:
     def _reread(self, path: bytes, now: os.stat_result, entry: TreeEntry) -> TreeEntry | None:
         """Read a file that the index cannot confirm. Return `entry` if the content is the same."""
         try:
-            found = self._capture(path, now)
+            captured = self._capture(path, now)
         except Unreadable as error:
             shown = os.fsdecode(path)
             message = f"{shown} cannot be read, so it is not replaced: make it readable"
             raise Refused("unreadable", message) from error
-        if found is None:
+        if captured is None:
             return None
         if self._mark(path) & NOT_APPLIED:
-            same = found.content == entry.content and found.size == entry.size
+            same = captured.content == entry.content and captured.size == entry.size
         else:
-            same = replace(found, holes=entry.holes) == entry  # allocating blocks removes holes
+            same = replace(captured, holes=entry.holes) == entry  # allocating blocks removes holes
         return entry if same else None
 
     def _capture(self, path: bytes, now: os.stat_result) -> TreeEntry | None:
-        at, name = self._dirs.open_parent(path)
+        parent_fd, name = self._dirs.open_parent(path)
         losses: list[Loss] = []
-        found = capture_with_stat(self._dry_run_objects, at, name, now, path=path, losses=losses)
-        return found[0] if found is not None and not losses else None
+        captured = capture_with_stat(
+            self._dry_run_objects, parent_fd, name, now, path=path, losses=losses
+        )
+        return captured[0] if captured is not None and not losses else None
 
     def _mark(self, path: bytes) -> int:
         return marks_of(self._indexed_stat(path))
@@ -238,13 +240,13 @@ class ChangeGuard:
 
     def _stat(self, path: bytes) -> os.stat_result | None:
         try:
-            at, name = self._dirs.open_parent(path)
+            parent_fd, name = self._dirs.open_parent(path)
         except OSError as error:
             if error.errno not in GONE_ERRNOS:
                 raise
             raise changed_error(path) from error
         try:
-            return os.stat(name, dir_fd=at, follow_symlinks=False)
+            return os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
         except FileNotFoundError:
             return None
 

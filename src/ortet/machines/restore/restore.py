@@ -185,14 +185,14 @@ class _RestoreRun:
             self._journal.begin(self._begin_record)
             failpoint("thaw.begun")
             with _staging_area(self._begin_record) as area:
-                made = self._write_staged(area, after.groups)
+                written = self._write_staged(area, after.groups)
                 failpoint("thaw.staged")
                 self._change_guard.recheck()
                 steps = list(
                     order_steps(
                         plan,
                         self._moves,
-                        made,
+                        written,
                         dirs=self._dirs,
                         touched_dirs=self._touched_dirs,
                         piecemeal=self._change_guard.piecemeal,
@@ -213,9 +213,9 @@ class _RestoreRun:
         failpoint("thaw.done")
         with contextlib.suppress(OrtetError):  # the restore is complete; the next call cleans up
             self._journal.recover()
-        self._update_index(plan, made)
+        self._update_index(plan, written)
         return Report(
-            written=len(made) + len(plan.altered),
+            written=len(written) + len(plan.altered),
             removed=self._change_guard.removed_count,
             losses=list(dict.fromkeys(self._writer.losses)),
         )
@@ -260,8 +260,8 @@ class _RestoreRun:
         coming = {item.path for item in items}
         linked = [[path for path in group if path in coming] for group in groups]
         linked = [group for group in linked if len(group) > 1]
-        made = write_tree(self._objects, area, items, linked, writer=self._writer)
-        return {one.item.path: one for one in made}
+        written = write_tree(self._objects, area, items, linked, writer=self._writer)
+        return {one.item.path: one for one in written}
 
     def _apply_metadata(self, plan: RestorePlan) -> None:
         """Set the metadata of files that stay, then of directories, the deepest first."""
@@ -328,9 +328,9 @@ def _make_begin_record(root: Path, stage: Path) -> RestoreBegin:
 @contextlib.contextmanager
 def _staging_area(begin: RestoreBegin) -> Iterator[int]:
     above, _, name = begin.area.rpartition(b"/")
-    with open_directory(above or b"/") as at:
-        remove_tree(at, name)  # only this machine uses this name
-        os.mkdir(name, 0o700, dir_fd=at)
-        with open_directory(name, at) as area:
+    with open_directory(above or b"/") as parent_fd:
+        remove_tree(parent_fd, name)  # only this machine uses this name
+        os.mkdir(name, 0o700, dir_fd=parent_fd)
+        with open_directory(name, parent_fd) as area:
             clear_acls(area)
             yield area

@@ -129,8 +129,8 @@ def apply_steps(
             failpoint("thaw.kept")
         elif isinstance(step, DropStep):
             dirs.close_tree(step.path)
-            at, name = dirs.open_parent(step.path)
-            os.rmdir(name, dir_fd=at)
+            parent_fd, name = dirs.open_parent(step.path)
+            os.rmdir(name, dir_fd=parent_fd)
             failpoint("thaw.dropped")
         else:
             _place_new(dirs, area, step)
@@ -151,24 +151,24 @@ def _make_writable(dirs: DirFdCache, meta: MetadataStep) -> None:
 
 def _keep_old(dirs: DirFdCache, area: int, step: KeepStep) -> None:
     slot = b"old.%d" % step.slot
-    at, name = dirs.open_parent(step.path)
+    parent_fd, name = dirs.open_parent(step.path)
     if step.link:  # so that a concurrent reader always finds the name
         with contextlib.suppress(OSError):
-            os.link(name, slot, src_dir_fd=at, dst_dir_fd=area, follow_symlinks=False)
+            os.link(name, slot, src_dir_fd=parent_fd, dst_dir_fd=area, follow_symlinks=False)
             return
     dirs.close_tree(step.path)
-    with writable_for_rename(at, name):
-        os.rename(name, slot, src_dir_fd=at, dst_dir_fd=area)
+    with writable_for_rename(parent_fd, name):
+        os.rename(name, slot, src_dir_fd=parent_fd, dst_dir_fd=area)
 
 
 def _place_new(dirs: DirFdCache, area: int, step: PlaceStep) -> None:
-    at, name = dirs.open_parent(step.path)
-    now, kept = lstat_or_none(at, name), lstat_or_none(area, b"old.%d" % step.slot)
-    if now is not None and (kept is None or not os.path.samestat(now, kept)):
+    parent_fd, name = dirs.open_parent(step.path)
+    now, old = lstat_or_none(parent_fd, name), lstat_or_none(area, b"old.%d" % step.slot)
+    if now is not None and (old is None or not os.path.samestat(now, old)):
         raise changed_error(step.path)
     slot = b"new.%d" % step.slot
     with writable_for_rename(area, slot):
-        os.rename(slot, name, src_dir_fd=area, dst_dir_fd=at)
+        os.rename(slot, name, src_dir_fd=area, dst_dir_fd=parent_fd)
 
 
 def _check_kept(area: int, step: KeepStep, stats: StatsByPath) -> None:
@@ -176,10 +176,10 @@ def _check_kept(area: int, step: KeepStep, stats: StatsByPath) -> None:
 
     The inode is not compared: an overlay may give another one to a file that is linked or moved.
     """
-    kept, was = lstat_or_none(area, b"old.%d" % step.slot), stats.get(step.path)
-    if kept is None or was is None or stat.S_ISDIR(was.st_mode):
+    old, was = lstat_or_none(area, b"old.%d" % step.slot), stats.get(step.path)
+    if old is None or was is None or stat.S_ISDIR(was.st_mode):
         return
-    if (kept.st_mode, kept.st_size, kept.st_mtime_ns) != (
+    if (old.st_mode, old.st_size, old.st_mtime_ns) != (
         was.st_mode,
         was.st_size,
         was.st_mtime_ns,
@@ -214,31 +214,31 @@ def undo_steps(root: int, area: int, steps: Sequence[RestoreStep]) -> None:
 
 def _unplace(dirs: DirFdCache, area: int, step: PlaceStep) -> None:
     slot = b"new.%d" % step.slot
-    at, name = dirs.open_parent(step.path)
-    now = lstat_or_none(at, name)
+    parent_fd, name = dirs.open_parent(step.path)
+    now = lstat_or_none(parent_fd, name)
     if lstat_or_none(area, slot) is not None or now is None or now.st_ino != step.inode:
         return
     if not stat.S_ISDIR(now.st_mode) and (now.st_size, now.st_mtime_ns) != (step.size, step.mtime):
         return
     dirs.close_tree(step.path)
-    with writable_for_rename(at, name):
-        os.rename(name, slot, src_dir_fd=at, dst_dir_fd=area)
+    with writable_for_rename(parent_fd, name):
+        os.rename(name, slot, src_dir_fd=parent_fd, dst_dir_fd=area)
 
 
 def _unkeep(dirs: DirFdCache, area: int, step: KeepStep) -> None:
     slot = b"old.%d" % step.slot
     if lstat_or_none(area, slot) is None:
         return
-    at, name = dirs.open_parent(step.path)
-    if lstat_or_none(at, name) is None:
+    parent_fd, name = dirs.open_parent(step.path)
+    if lstat_or_none(parent_fd, name) is None:
         with writable_for_rename(area, slot):
-            os.rename(slot, name, src_dir_fd=area, dst_dir_fd=at)
+            os.rename(slot, name, src_dir_fd=area, dst_dir_fd=parent_fd)
 
 
 def _undrop(dirs: DirFdCache, step: DropStep) -> None:
-    at, name = dirs.open_parent(step.path)
-    if lstat_or_none(at, name) is None:
-        os.mkdir(name, 0o700, dir_fd=at)
+    parent_fd, name = dirs.open_parent(step.path)
+    if lstat_or_none(parent_fd, name) is None:
+        os.mkdir(name, 0o700, dir_fd=parent_fd)
 
 
 def _unmeta(dirs: DirFdCache, meta: MetadataStep) -> None:
@@ -341,8 +341,8 @@ class RestoreJournal:
 
     def _clean(self, begin: RestoreBegin, mtime: int | None) -> None:
         above, _, name = begin.area.rpartition(b"/")
-        with contextlib.suppress(FileNotFoundError), open_directory(above or b"/") as at:
-            remove_tree(at, name)
+        with contextlib.suppress(FileNotFoundError), open_directory(above or b"/") as parent_fd:
+            remove_tree(parent_fd, name)
         if mtime is not None and os.stat(begin.root).st_mtime_ns != mtime:
             os.utime(begin.root, ns=(mtime, mtime))
         failpoint("thaw.cleaned")

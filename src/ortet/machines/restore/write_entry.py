@@ -190,11 +190,11 @@ class EntryWriter:
         """Write only the data between holes, so that the holes stay unallocated."""
         holes = self.holes(entry, path)
         os.ftruncate(fd, entry.size)
-        at = 0
+        offset = 0
         for start, length in [*holes, (entry.size, 0)]:
-            for chunk in read_range(self._objects, entry, at, start - at):
-                at += write_all(fd, chunk, offset=at)
-            at = start + length
+            for chunk in read_range(self._objects, entry, offset, start - offset):
+                offset += write_all(fd, chunk, offset=offset)
+            offset = start + length
         if find_holes(fd, os.fstat(fd)) != holes:
             self.add_loss(path, "holes", "this file system keeps other holes than the image has")
         return entry.size

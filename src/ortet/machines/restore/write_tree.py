@@ -97,26 +97,28 @@ def write_tree(
     with DirFdCache(top) as dirs:
         for item in folders:
             if item.target_path:
-                at, name = dirs.open_parent(item.target_path)
-                os.mkdir(name, item.entry.mode & 0o777 | 0o700, dir_fd=at)
+                parent_fd, name = dirs.open_parent(item.target_path)
+                os.mkdir(name, item.entry.mode & 0o777 | 0o700, dir_fd=parent_fd)
         failpoint("build.directories")
         with _WritePool(top, writer, progress, len(items)) as pool:
             for batch in _batches(_jobs(objects, firsts, cloner)):
                 pool.put(batch)
-        made = pool.written
+        written = pool.written
         failpoint("build.files")
         if leaders:
             followers = [item for item in files if item.path in leaders]
-            made = _link(objects, dirs, made, followers=followers, leaders=leaders, writer=writer)
+            written = _link(
+                objects, dirs, written, followers=followers, leaders=leaders, writer=writer
+            )
         failpoint("build.links")
         for item in reversed(folders):
             target = OpenTarget(dirs.fd(item.target_path))
-            made.append(
+            written.append(
                 WrittenItem(item, writer.apply_metadata(target, item.entry, path=item.path))
             )
     if progress is not None:
         progress(len(items), len(items))
-    return made
+    return written
 
 
 class _WritePool:
@@ -156,17 +158,17 @@ class _WritePool:
         self._running.add(self._executor.submit(self._write, batch))
 
     def _write(self, batch: Sequence[WriteJob]) -> list[WrittenItem]:
-        made = []
+        written = []
         dirs = self._dirs.get()
         try:
             for job in batch:
-                at, name = dirs.open_parent(job.item.target_path)
-                stat = _write_item(self._writer, at, name, job)
+                parent_fd, name = dirs.open_parent(job.item.target_path)
+                stat = _write_item(self._writer, parent_fd, name, job)
                 if stat is not None:
-                    made.append(WrittenItem(job.item, stat))
+                    written.append(WrittenItem(job.item, stat))
         finally:
             self._dirs.put(dirs)
-        return made
+        return written
 
     def _collect(self) -> None:
         done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
@@ -176,13 +178,17 @@ class _WritePool:
             self._progress(len(self.written), self._total)
 
 
-def _write_item(writer: EntryWriter, at: int, name: bytes, job: WriteJob) -> os.stat_result | None:
+def _write_item(
+    writer: EntryWriter, parent_fd: int, name: bytes, job: WriteJob
+) -> os.stat_result | None:
     """Write one entry that is not a directory. Return None if it may not be created."""
     item, data, cloner = job
     if not item.entry.is_file:
-        return writer.write_special(at, name, entry=item.entry, path=item.path)
+        return writer.write_special(parent_fd, name, entry=item.entry, path=item.path)
     fill = None if cloner is None else partial(cloner.clone_into, item)
-    return writer.write_file(at, name, entry=item.entry, data=data, path=item.path, fill=fill)
+    return writer.write_file(
+        parent_fd, name, entry=item.entry, data=data, path=item.path, fill=fill
+    )
 
 
 def _jobs(
@@ -241,16 +247,16 @@ def _leaders(files: Sequence[TreeItem], groups: Sequence[Sequence[bytes]]) -> di
     """
     paths = [path for group in groups for path in group]
     known = dict.fromkeys(paths)
-    found = {item.path: item for item in files if item.path in known} if known else {}
-    if len(known) != len(paths) or len(found) != len(paths):
+    items_by_path = {item.path: item for item in files if item.path in known} if known else {}
+    if len(known) != len(paths) or len(items_by_path) != len(paths):
         raise Corrupt(
             "bad_links", "hardlinks of the image do not fit its files: run `ortet verify`"
         )
     leaders = {}
     for group in groups:
-        first = found[group[0]]
+        first = items_by_path[group[0]]
         for path in group[1:]:
-            if replace(found[path].entry, name=first.entry.name) != first.entry:
+            if replace(items_by_path[path].entry, name=first.entry.name) != first.entry:
                 raise Corrupt(
                     "bad_links",
                     f"{os.fsdecode(path)} is a hardlink to a different file: run `ortet verify`",
@@ -276,19 +282,19 @@ def _link(
         if leader.path not in there:
             writer.add_loss(item.path, "hardlink", f"{os.fsdecode(leader.path)} could not be made")
             continue
-        at, name = dirs.open_parent(item.target_path)
+        parent_fd, name = dirs.open_parent(item.target_path)
         source, other = dirs.open_parent(leader.target_path)
         try:
-            os.link(other, name, src_dir_fd=source, dst_dir_fd=at, follow_symlinks=False)
+            os.link(other, name, src_dir_fd=source, dst_dir_fd=parent_fd, follow_symlinks=False)
         except OSError as error:
             writer.add_loss(item.path, "hardlink", f"became a copy ({error.strerror})")
             data = read_file(objects, item.entry) if item.entry.is_file else ()
-            _write_item(writer, at, name, WriteJob(item, data))
+            _write_item(writer, parent_fd, name, WriteJob(item, data))
         linked[item.path] = item
         linked[leader.path] = leader
     for path, item in linked.items():  # only now: each link changes the ctime of all names
-        at, name = dirs.open_parent(item.target_path)
-        there[path] = WrittenItem(item, os.stat(name, dir_fd=at, follow_symlinks=False))
+        parent_fd, name = dirs.open_parent(item.target_path)
+        there[path] = WrittenItem(item, os.stat(name, dir_fd=parent_fd, follow_symlinks=False))
     return list(there.values())
 
 
@@ -327,8 +333,8 @@ class ReflinkCloner:
             return False
         try:
             with self._lock:
-                at, name = self._dirs.open_parent(item.path)
-                source = os.open(name, _OPEN, dir_fd=at)
+                parent_fd, name = self._dirs.open_parent(item.path)
+                source = os.open(name, _OPEN, dir_fd=parent_fd)
         except OSError:
             return False
         try:

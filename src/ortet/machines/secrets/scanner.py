@@ -223,10 +223,10 @@ def without_secret_name(error: OrtetError) -> OrtetError:
 
 def _windows(fd: int, size: int, overlap: int) -> Iterator[bytes]:
     """Yield a file in overlapping pieces, so that no secret is cut at an edge."""
-    at = 0
-    while at < size:
-        data = os.pread(fd, min(_WINDOW + overlap, size - at), at)
+    offset = 0
+    while offset < size:
+        data = os.pread(fd, min(_WINDOW + overlap, size - offset), offset)
         if not data:
             return
         yield data
-        at += _WINDOW if len(data) > _WINDOW else len(data)
+        offset += _WINDOW if len(data) > _WINDOW else len(data)

@@ -30,19 +30,19 @@ def renew_identity(table: job_table.JobTable, request: dict[str, Any]) -> event_
     if request["hooks"] not in HOOK_KINDS:
         return {"bad": f"hooks are {' or '.join(HOOK_KINDS)}"}
     _set_identity(request["machine_id"], request["hostname"], a2b_base64(request["entropy"]))
-    told = []
+    results = []
     for path in find_hooks(request["hooks"], request.get("place") or ""):
-        told.append((yield from _run_hook(table, path, request)))
-    return {"hooks": told}
+        results.append((yield from _run_hook(table, path, request)))
+    return {"hooks": results}
 
 
 def find_hooks(kind: str, workspace_path: str) -> list[str]:
     """Return the hooks of the system, then those of the workspace, each sorted by name."""
-    found = []
+    hooks = []
     for directory in (f"/etc/ortet/{kind}.d", f"{workspace_path}/.ortet-hooks/{kind}"):
         with contextlib.suppress(OSError):
-            found += [f"{directory}/{name}" for name in sorted(os.listdir(directory))]
-    return [path for path in found if os.path.isfile(path) and os.access(path, os.X_OK)]
+            hooks += [f"{directory}/{name}" for name in sorted(os.listdir(directory))]
+    return [path for path in hooks if os.path.isfile(path) and os.access(path, os.X_OK)]
 
 
 def _set_identity(machine_id: str, hostname: str, entropy: bytes) -> None:
@@ -56,7 +56,7 @@ def _set_identity(machine_id: str, hostname: str, entropy: bytes) -> None:
 def _run_hook(
     table: job_table.JobTable, path: str, request: dict[str, Any]
 ) -> event_loop.PendingReply:
-    told: dict[str, Any] = {"path": path, "code": None, "output": "", "timed_out": False}
+    result: dict[str, Any] = {"path": path, "code": None, "output": "", "timed_out": False}
     start = {
         "kind": "service",
         "argv": [path],
@@ -66,12 +66,12 @@ def _run_hook(
     try:
         job = table.start(start)
     except (OSError, ValueError) as error:
-        return {**told, "output": str(error)}
+        return {**result, "output": str(error)}
     until = event_loop.deadline_after(request.get("timeout") or _HOOK_TIMEOUT_SECONDS)
     while job.alive and event_loop.now() < until:
         yield until
     if job.alive:
-        told["timed_out"] = True
+        result["timed_out"] = True
         for _ in table.kill(job, ""):
             yield event_loop.now() + 0.001
         table.reap()
@@ -79,4 +79,4 @@ def _run_hook(
         job.rings["output"].end - _MAX_OUTPUT_BYTES, _MAX_OUTPUT_BYTES
     )
     table.forget(job)
-    return {**told, "code": job.code, "output": output.decode("utf-8", "replace")}
+    return {**result, "code": job.code, "output": output.decode("utf-8", "replace")}

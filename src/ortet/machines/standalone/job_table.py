@@ -68,13 +68,13 @@ class JobTable:
         job = initjobs.JobProcess(self._last_id + 1, request)
         if job.kind not in _JOB_KINDS:
             raise ValueError(f"a job is one of {', '.join(_JOB_KINDS)}")
-        same = [one for one in self if job.name and one.name == job.name]
-        if any(one.alive for one in same):
+        same = [other for other in self if job.name and other.name == job.name]
+        if any(other.alive for other in same):
             raise NameTaken
-        others = [one for one in self if one.alive]
+        others = [other for other in self if other.alive]
         job.ran_alone = not others
         if job.kind == "run" and job.ran_alone and self.has_processes():
-            job.alive_at_start = {one.identity for one in procfs.list_living()}
+            job.alive_at_start = {other.identity for other in procfs.list_living()}
         job.reader = reader
         if self.is_protected:
             _set_oom_score(0)  # the job inherits this score
@@ -83,11 +83,11 @@ class JobTable:
         finally:
             if self.is_protected:
                 _set_oom_score(-1000)
-        for one in others:
-            one.ran_alone = False
-        ended = [one for one in self if not one.alive and one.reader is None]
-        for one in same + ended[:-_MAX_ENDED_JOBS]:
-            self.forget(one)
+        for other in others:
+            other.ran_alone = False
+        ended = [other for other in self if not other.alive and other.reader is None]
+        for other in same + ended[:-_MAX_ENDED_JOBS]:
+            self.forget(other)
         self._last_id = job.id
         self._jobs[job.id] = self._jobs_by_pid[job.pid] = job
         return job
@@ -150,7 +150,7 @@ class JobTable:
 
     def list_processes(self) -> list[dict[str, Any]]:
         """Return every process of the machine except this one, with the job it belongs to."""
-        found = {one.pid: one for one in procfs.list_processes()}
+        processes = {one.pid: one for one in procfs.list_processes()}
         boot = _boot_time()
         return [
             {
@@ -161,9 +161,9 @@ class JobTable:
                 "state": one.state,
                 "rss": one.pages * _PAGE_BYTES,
                 "started": boot + int(one.ticks) / _TICKS_PER_SECOND,
-                "job": self._owner(one, found),
+                "job": self._owner(one, processes),
             }
-            for one in found.values()
+            for one in processes.values()
         ]
 
     def _owner(

@@ -110,9 +110,9 @@ def describe_error(error: BaseException) -> Plain:
     except Exception:
         message = "<an error whose text cannot be had>"
     try:
-        told = traceback.TracebackException(type(error), error, trace)
-        _remove_own_frames(told)
-        text = "".join(told.format())
+        description = traceback.TracebackException(type(error), error, trace)
+        _remove_own_frames(description)
+        text = "".join(description.format())
     except Exception:
         text = f"{type(error).__name__}: {message}\n"
     if len(text) > _MAX_TRACE_CHARS:
@@ -130,11 +130,17 @@ def _remove_own_frames(trace: Any) -> None:
     """Remove the frames of the kernel itself, for example its interrupt handler; in causes too."""
     queue, seen = [trace], set()
     while queue:
-        one = queue.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            one.stack[:] = [f for f in one.stack if not f.filename.startswith(_OWN_MODULE_PREFIX)]
-            queue += [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]
+        exception = queue.pop()
+        if exception is not None and id(exception) not in seen:
+            seen.add(id(exception))
+            exception.stack[:] = [
+                f for f in exception.stack if not f.filename.startswith(_OWN_MODULE_PREFIX)
+            ]
+            queue += [
+                exception.__cause__,
+                exception.__context__,
+                *(getattr(exception, "exceptions", None) or ()),
+            ]
 
 
 def _lines(code: str) -> list[str]:

@@ -179,11 +179,11 @@ class KernelServer:
         if not hasattr(os, "pidfd_open"):
             return {"failed": "that takes Python 3.9 or later"}
         if message["look"]:
-            found = self._do_ready({}, [])
-            if found["stuck"] or (found["threads"] and not message["force"]):
-                return found
+            report = self._do_ready({}, [])
+            if report["stuck"] or (report["threads"] and not message["force"]):
+                return report
             with contextlib.suppress(ipc.ConnectionClosed):
-                ipc.send(self._sock, found)
+                ipc.send(self._sock, report)
         _flush()
         gc.freeze()  # the collector would otherwise touch, and so copy, every page in every child
         try:
@@ -245,14 +245,14 @@ class KernelServer:
             os.chdir(cwd)
         except OSError:
             os.chdir(self._workspace_path)
-        for fd, path, flags, at in opened:
+        for fd, path, flags, offset in opened:
             try:
                 fresh = os.open(path, flags | os.O_CLOEXEC)
             except OSError as error:
                 lost.append(f"{path}: {error.strerror}")
                 continue
-            if at >= 0:
-                os.lseek(fresh, at, os.SEEK_SET)
+            if offset >= 0:
+                os.lseek(fresh, offset, os.SEEK_SET)
             os.dup2(fresh, fd, os.get_inheritable(fd))
             os.close(fresh)
         return lost

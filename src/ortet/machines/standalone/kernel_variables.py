@@ -51,47 +51,49 @@ def save(namespace: Plain, names: list[str], fds: list[int], max_bytes: int) -> 
     Returns the name, type and size of each saved variable, and the variables that could not be
     saved.
     """
-    kept: list[Plain] = []
+    saved: list[Plain] = []
     lost: list[Plain] = []
     for name in names:
         if name not in namespace:
             lost.append({"name": name, "type": "", "why": "there is no such variable"})
             continue
         value = namespace[name]
-        one = {"name": name, "type": type(value).__name__}
+        variable = {"name": name, "type": type(value).__name__}
         try:
             data = _pickle(value, max_bytes)
         except _TooLarge:
-            lost.append({**one, "why": f"it and those before it take more than {max_bytes} bytes"})
+            lost.append(
+                {**variable, "why": f"it and those before it take more than {max_bytes} bytes"}
+            )
             continue
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             why = str(error)[:500] or type(error).__name__
-            lost.append({**one, "why": why})
+            lost.append({**variable, "why": why})
             continue
         max_bytes -= len(data)
         if fds:
             view = memoryview(data)
             while view:
                 view = view[os.write(fds[0], view) :]
-        kept.append({**one, "size": len(data)})
-    return {"kept": kept, "lost": lost}
+        saved.append({**variable, "size": len(data)})
+    return {"kept": saved, "lost": lost}
 
 
 def load(namespace: Plain, variables: list[Plain], fds: list[int]) -> Plain:
     """Unpickle variables into the namespace, and return those that failed, each with the reason."""
     lost: list[Plain] = []
     with os.fdopen(os.dup(fds[0]), "rb") as file:
-        for one in variables:
-            data = file.read(one["size"])
+        for variable in variables:
+            data = file.read(variable["size"])
             try:
-                namespace[one["name"]] = pickle.loads(data)
+                namespace[variable["name"]] = pickle.loads(data)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
                 why = f"{type(error).__name__}: {error}"[:500]
-                lost.append({"name": one["name"], "type": one["type"], "why": why})
+                lost.append({"name": variable["name"], "type": variable["type"], "why": why})
     return {"lost": lost}
 
 

@@ -262,9 +262,9 @@ class LiveSupervisor:
 
     def _run_port_forwarder(self, port: int, fds: list[int]) -> NoReturn:
         """Forward connections on a host socket to a machine."""
-        listener, net, machine, told = fds
+        listener, net, machine, ready = fds
         self._kernel.join_namespace(net, syscalls.CLONE_NEWNET)
-        os.close(told)
+        os.close(ready)
         port_forwarder.serve(socket.socket(fileno=listener), machine, port)
 
     def _exec_outbound_network(self, argv: list[str], fds: list[int]) -> NoReturn:
@@ -273,14 +273,14 @@ class LiveSupervisor:
         The program gets the machine's network namespace, and the descriptor for its ready message,
         as numbers in its arguments.
         """
-        net, log, told = fds
+        net, log, ready = fds
         _refuse_host_network(net)
         nothing = os.open("/dev/null", os.O_RDWR)
         for number, fd in enumerate((nothing, nothing, log)):
             os.dup2(fd, number)
-        for fd in (net, told):
+        for fd in (net, ready):
             os.set_inheritable(fd, True)
-        numbers = {"NET": f"/proc/self/fd/{net}", "TOLD": f"--ready-fd={told}"}
+        numbers = {"NET": f"/proc/self/fd/{net}", "TOLD": f"--ready-fd={ready}"}
         argv = [numbers.get(word, word) for word in argv]
         os.execve(argv[0], argv, {"PATH": os.defpath})
 
@@ -362,8 +362,8 @@ def _refuse_host_network(net: int) -> None:
 
 
 def _copy_file(source: str, target: str) -> None:
-    with open(source, "rb") as one, open(target, "wb") as other:
-        other.write(one.read())
+    with open(source, "rb") as source_file, open(target, "wb") as target_file:
+        target_file.write(source_file.read())
 
 
 def _boot_id() -> str:

@@ -106,10 +106,10 @@ class Mounter:
         self._kernel.make_mounts_private()
         for step in self._plan["steps"]:
             self._apply_step(**step)
-        at = f"{self._hold_directory}/aside"
-        os.mkdir(at)
-        self._mount_held_overlay(at, self._plan["workspace"])
-        return self._kernel.clone_mount(at)
+        target = f"{self._hold_directory}/aside"
+        os.mkdir(target)
+        self._mount_held_overlay(target, self._plan["workspace"])
+        return self._kernel.clone_mount(target)
 
     def _apply_step(self, *, do: str, at: str, host: bool = False, **how: Any) -> None:
         kernel = self._kernel

@@ -27,8 +27,8 @@ class ForwardedConnection:
         self.open = {outer.fileno(): True, inner.fileno(): True}  # False after its end of file
 
     def other(self, fd: int) -> socket.socket:
-        one, two = self.sockets
-        return two if one.fileno() == fd else one
+        first, second = self.sockets
+        return second if first.fileno() == fd else first
 
     def events(self, fd: int) -> int:
         """Return the events to wait for.
@@ -48,11 +48,11 @@ class ForwardedConnection:
                 data = sock.recv(_CHUNK_BYTES)
                 self.buffers[other.fileno()] += data
                 self.open[fd] = bool(data)
-            for one in self.sockets:
-                there = self.other(one.fileno()).fileno()
-                if not self.open[there] and not self.buffers[one.fileno()]:
+            for source in self.sockets:
+                there = self.other(source.fileno()).fileno()
+                if not self.open[there] and not self.buffers[source.fileno()]:
                     with contextlib.suppress(OSError):
-                        one.shutdown(socket.SHUT_WR)
+                        source.shutdown(socket.SHUT_WR)
         except BlockingIOError:
             return True
         except OSError:

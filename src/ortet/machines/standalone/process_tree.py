@@ -76,7 +76,7 @@ def run_pids(mark: str, leader: int, exclude: Collection[int] = ()) -> set[int]:
 
 
 def _list_processes() -> list[_Process]:
-    found = []
+    processes = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -87,8 +87,8 @@ def _list_processes() -> list[_Process]:
         if len(fields) > _THREAD_COUNT_FIELD and (
             fields[0] not in (b"Z", b"X") or int(fields[_THREAD_COUNT_FIELD]) > 1
         ):
-            found.append(_Process(int(name), int(fields[1]), int(fields[3])))
-    return found
+            processes.append(_Process(int(name), int(fields[1]), int(fields[3])))
+    return processes
 
 
 def _has_mark(pid: int, token: bytes) -> bool:

@@ -73,8 +73,8 @@ def mapped_files(directory: str) -> list[str]:
     """Return the files below a directory that a process may write through a memory mapping."""
     paths: set[str] = set()
     key = os.fsencode(directory).replace(b"\n", rb"\012")
-    for one in _in_machine_root():
-        maps = read_proc_file(f"/proc/{one.pid}/maps")
+    for process in _in_machine_root():
+        maps = read_proc_file(f"/proc/{process.pid}/maps")
         for line in maps.splitlines() if key in maps else ():
             fields = line.split(None, 5)
             if len(fields) == 6 and fields[1][1:4:2] == b"ws":
@@ -86,14 +86,16 @@ def processes_using(directory: str, exclude: Collection[int]) -> list[str]:
     """Return the other processes that have a directory, or something below it, in use."""
     names = []
     mapping = b" " + os.fsencode(directory) + b"/"
-    for one in _in_machine_root(exclude):
-        links = [f"/proc/{one.pid}/cwd"]
+    for process in _in_machine_root(exclude):
+        links = [f"/proc/{process.pid}/cwd"]
         with contextlib.suppress(OSError):
-            links += [f"/proc/{one.pid}/fd/{name}" for name in os.listdir(f"/proc/{one.pid}/fd")]
-        if mapping in read_proc_file(f"/proc/{one.pid}/maps") or any(
+            links += [
+                f"/proc/{process.pid}/fd/{name}" for name in os.listdir(f"/proc/{process.pid}/fd")
+            ]
+        if mapping in read_proc_file(f"/proc/{process.pid}/maps") or any(
             _points_into(link, directory) for link in links
         ):
-            names.append(f"{one.name} (pid {one.pid})")
+            names.append(f"{process.name} (pid {process.pid})")
     return names
 
 

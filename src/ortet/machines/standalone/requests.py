@@ -232,13 +232,13 @@ class RequestHandlers:
 
     def _ps(self, _: connections.ControlConnection, request: Request) -> Reply:
         self.table.reap()
-        found = self.table.list_processes() if request.get("processes", True) else []
-        return {"jobs": [job.describe() for job in self.table], "processes": found}
+        processes = self.table.list_processes() if request.get("processes", True) else []
+        return {"jobs": [job.describe() for job in self.table], "processes": processes}
 
     def _state(self, _: connections.ControlConnection, request: Request) -> Reply:
         place = request.get("place")
-        found = procfs.mapped_files(place.rstrip("/") + "/") if place else []
-        return {"busy": self.table.has_processes(), "mapped": found}
+        mapped = procfs.mapped_files(place.rstrip("/") + "/") if place else []
+        return {"busy": self.table.has_processes(), "mapped": mapped}
 
     def _leave(self, peer: connections.ControlConnection, _: Request) -> event_loop.PendingReply:
         return self.listener.disconnect_all(peer)
@@ -255,10 +255,10 @@ class RequestHandlers:
 def _unaccepted_input(job: initjobs.JobProcess, request: Request) -> bytes:
     """Return the input of a request without the part that an earlier copy of it delivered."""
     data = a2b_base64(request.get("data") or "")
-    at = request.get("at")
-    if job.input is None or at is None:
+    start = request.get("at")
+    if job.input is None or start is None:
         return data
-    return data[max(job.input.accepted_bytes - at, 0) :]
+    return data[max(job.input.accepted_bytes - start, 0) :]
 
 
 def _read_limit(request: Request) -> int:
@@ -276,8 +276,8 @@ def _error_reply(error: Exception) -> Reply:
         return {"error": "name_taken"}
     if isinstance(error, OSError):
         wrong = isinstance(error, initjobs.WrongDirectory)
-        said = os.strerror(error.errno) if error.errno else str(error)
-        return {"errno": error.errno, "error": said, "directory": wrong}
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        return {"errno": error.errno, "error": reason, "directory": wrong}
     if isinstance(error, KeyError):
         return {"bad": f"it lacks {error}"}
     return {"bad": str(error) or type(error).__name__}

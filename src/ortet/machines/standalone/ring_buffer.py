@@ -47,8 +47,8 @@ class RingBuffer:
         one.
         """
         begin = min(max(cursor, self.start), self.end)
-        at = begin - self.start
-        data = bytes(self._data[at : at + max_bytes])
+        index = begin - self.start
+        data = bytes(self._data[index : index + max_bytes])
         return data, begin + len(data), max(begin - cursor, 0)
 
     def acknowledge(self, cursor: int) -> None:

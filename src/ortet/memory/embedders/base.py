@@ -52,10 +52,10 @@ def require_package(package: str, extra: str) -> str:
     Raises:
         Unsupported: If it is missing. The message says what to install.
     """
-    found = find_spec(package)
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
         raise Unsupported(
             "not_installed",
             f"{package} is not installed and this embedder needs it: pip install 'ortet[{extra}]'",
         )
-    return found.submodule_search_locations[0]
+    return spec.submodule_search_locations[0]

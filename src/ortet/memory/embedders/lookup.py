@@ -64,10 +64,10 @@ def find_embedder(spec: str | Embedder, *, api_key: str = "") -> Embedder:
             from ortet.memory.embedders.sentence_transformers import SentenceTransformers
 
             return SentenceTransformers(rest)
-        case "openai" if found := _ENDPOINT.fullmatch(rest):
+        case "openai" if match := _ENDPOINT.fullmatch(rest):
             from ortet.memory.embedders.openai import OpenAIEmbedder
 
-            return OpenAIEmbedder(found["model"], found["url"], api_key=api_key)
+            return OpenAIEmbedder(match["model"], match["url"], api_key=api_key)
     raise AssertionError(spec)
 
 

@@ -43,11 +43,11 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
     try:
         raw = msgspec.json.decode(data[8:start], type=dict[str, msgspec.Raw])
         raw.pop("__metadata__", None)
-        found = {
+        tensors = {
             name: msgspec.json.decode(one, type=thread_safe_struct(_Tensor))
             for name, one in raw.items()
         }
-        return {name: _array(data, start, tensor) for name, tensor in found.items()}
+        return {name: _array(data, start, tensor) for name, tensor in tensors.items()}
     except (msgspec.DecodeError, KeyError, ValueError) as error:
         raise Corrupt(
             "bad_weights", f"{path} holds no weights ({error}): install its package again"
@@ -88,25 +88,25 @@ class MiniLM:
 
     def embed(self, texts: Sequence[str], /) -> Array:
         ids = [self._tokenizer.encode(text[:_LONGEST]).ids for text in texts]
-        made = np.zeros((len(texts), self.size), np.float32)
+        vectors = np.zeros((len(texts), self.size), np.float32)
         batch: list[int] = []
         for row in sorted(range(len(texts)), key=lambda row: len(ids[row])):
             if len(ids[row]) * (len(batch) + 1) > _ROOM:
-                made[batch] = self._bert.forward([ids[one] for one in batch])
+                vectors[batch] = self._bert.forward([ids[one] for one in batch])
                 batch = []
             batch.append(row)
         if batch:
-            made[batch] = self._bert.forward([ids[one] for one in batch])
-        return made
+            vectors[batch] = self._bert.forward([ids[one] for one in batch])
+        return vectors
 
     @cached_property
     def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer
 
-        found = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
-        found.enable_truncation(_TOKENS)
-        found.no_padding()
-        return found
+        tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
+        tokenizer.enable_truncation(_TOKENS)
+        tokenizer.no_padding()
+        return tokenizer
 
     @cached_property
     def _bert(self) -> _Bert:
@@ -130,9 +130,9 @@ class _Linear(NamedTuple):
 
     def __call__(self, x: Array) -> Array:
         # One flat product: numpy computes a stack of matrices one by one.
-        made: Array = x.reshape(-1, x.shape[-1]) @ self.weight.T
-        made += self.bias
-        return made.reshape(*x.shape[:-1], -1)
+        product: Array = x.reshape(-1, x.shape[-1]) @ self.weight.T
+        product += self.bias
+        return product.reshape(*x.shape[:-1], -1)
 
 
 class _Norm(NamedTuple):
@@ -165,8 +165,8 @@ class _BertLayer(NamedTuple):
     def _attention(self, x: Array, hidden: Array) -> Array:
         count, length, size = x.shape
 
-        def heads(made: Array) -> Array:
-            return made.reshape(count, length, _HEADS, size // _HEADS).transpose(0, 2, 1, 3)
+        def heads(values: Array) -> Array:
+            return values.reshape(count, length, _HEADS, size // _HEADS).transpose(0, 2, 1, 3)
 
         scores: Array = heads(self.query(x)) @ heads(self.key(x)).transpose(0, 1, 3, 2)
         scores *= np.float32((size // _HEADS) ** -0.5)
@@ -213,16 +213,16 @@ class _Bert:
         length = max(map(len, texts))
         ids = np.zeros((len(texts), length), np.int64)
         seen = np.zeros((len(texts), length), np.float32)
-        for row, one in enumerate(texts):
-            ids[row, : len(one)] = one
-            seen[row, : len(one)] = 1
+        for row, tokens in enumerate(texts):
+            ids[row, : len(tokens)] = tokens
+            seen[row, : len(tokens)] = 1
         x: Array = self._norm(self._words[ids] + self._places[:length])
         hidden = (np.float32(-1e9) * (1 - seen))[:, None, None, :]
         for layer in self._layers:
             x = layer(x, hidden)
         mean = np.einsum("tls,tl->ts", x, seen) / seen.sum(axis=1, keepdims=True)
-        made: Array = mean / np.linalg.norm(mean, axis=1, keepdims=True)
-        return made
+        vectors: Array = mean / np.linalg.norm(mean, axis=1, keepdims=True)
+        return vectors
 
 
 def _gelu(x: Array) -> Array:

@@ -60,12 +60,12 @@ class OpenAIEmbedder:
         self._opener = urllib.request.build_opener(_NoRedirect)
 
     def embed(self, texts: Sequence[str], /) -> Floats:
-        made: list[list[float]] = []
+        vectors: list[list[float]] = []
         for start in range(0, len(texts), self._batch):
-            made += self._request_embeddings(
+            vectors += self._request_embeddings(
                 [text[:_MAX_TEXT_CHARS] for text in texts[start : start + self._batch]]
             )
-        return made
+        return vectors
 
     def _request_embeddings(self, texts: Sequence[str]) -> list[list[float]]:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}

@@ -26,10 +26,10 @@ class SentenceTransformers:
         self._model_name = model
 
     def embed(self, texts: Sequence[str], /) -> Floats:
-        found: Floats = self._model.encode(
+        vectors: Floats = self._model.encode(
             list(texts), convert_to_numpy=True, show_progress_bar=False
         )
-        return found
+        return vectors
 
     @cached_property
     def _model(self) -> Any:

@@ -38,24 +38,24 @@ class WordLlama:
         self._folder = Path(require_package("wordllama", "embed"))
 
     def embed(self, texts: Sequence[str], /) -> NDArray[np.float32]:
-        made = np.zeros((len(texts), self.size), np.float32)
-        for row, text in zip(made, texts, strict=True):
+        vectors = np.zeros((len(texts), self.size), np.float32)
+        for row, text in zip(vectors, texts, strict=True):
             # One at a time: a batch starts threads, which do not survive a later fork(2).
             ids = self._tokenizer.encode(text[:_MAX_TEXT_CHARS], add_special_tokens=False).ids
             if ids:
                 np.mean(self._table[ids], axis=0, dtype=np.float32, out=row)
-        return made
+        return vectors
 
     @cached_property
     def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer
 
-        found = Tokenizer.from_file(
+        tokenizer = Tokenizer.from_file(
             str(self._folder / "tokenizers" / f"{_MODEL}_tokenizer_config.json")
         )
-        found.no_truncation()
-        found.no_padding()
-        return found
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
 
     @cached_property
     def _table(self) -> NDArray[np.float16]:

@@ -80,11 +80,11 @@ class NearDuplicateIndex:
 
     def add(self, id_: str, text: str) -> None:
         """Add a text. An id may have several texts."""
-        said = array("I", [self._number(token) for token in self._content(text)])
+        token_numbers = array("I", [self._number(token) for token in self._content(text)])
         place = len(self._ids)
         self._ids.append(id_)
-        self._token_lists.append(said)
-        for token in dict.fromkeys(said):
+        self._token_lists.append(token_numbers)
+        for token in dict.fromkeys(token_numbers):
             self._texts_by_token[token].append(place)
 
     def nearest(self, text: str, min_similarity: float = MIN_SIMILARITY) -> SimilarText | None:
@@ -97,11 +97,11 @@ class NearDuplicateIndex:
         # Unknown tokens cannot be looked up, but they count as differences.
         strange = dict.fromkeys(token for token in content if token not in self._numbers)
         numbers = {token: -1 - at for at, token in enumerate(strange)}
-        said = [numbers[t] if t in numbers else self._numbers[t] for t in content]
+        token_numbers = [numbers[t] if t in numbers else self._numbers[t] for t in content]
         hard = self._meaning_tokens | {
             number for token, number in numbers.items() if self._changes_meaning(token)
         }
-        tokens = set(said)
+        tokens = set(token_numbers)
         # A text contained in the query shares the fewest words with it; see _score.
         shared = max(
             1,
@@ -111,17 +111,17 @@ class NearDuplicateIndex:
                 - 1e-9
             ),
         )
-        found = []
+        similar = []
         for place in self._candidates(tokens, shared):
             other = self._token_lists[place]
             if len(tokens.intersection(other)) < shared:
                 continue  # the common case: skip the expensive score
-            score = _score(said, other, hard)
+            score = _score(token_numbers, other, hard)
             if score >= min_similarity:
-                exact = said == other.tolist()
-                found.append((-score, not exact, place, exact))
-        found.sort()
-        return [SimilarText(self._ids[place], -score, exact) for score, _, place, exact in found]
+                exact = token_numbers == other.tolist()
+                similar.append((-score, not exact, place, exact))
+        similar.sort()
+        return [SimilarText(self._ids[place], -score, exact) for score, _, place, exact in similar]
 
     def similarity(self, text: str, other: str) -> float:
         """Return the similarity of two texts, from 0 to 1 (equal words in equal order)."""
@@ -166,26 +166,26 @@ def similarity(text: str, other: str) -> float:
 
 
 def _score(
-    one: Sequence[object], other: Sequence[object], meaning_tokens: AbstractSet[object]
+    tokens: Sequence[object], other: Sequence[object], meaning_tokens: AbstractSet[object]
 ) -> float:
-    first, second = set(one), set(other)
-    fewer, more = sorted((len(first), len(second)))
+    words, other_words = set(tokens), set(other)
+    fewer, more = sorted((len(words), len(other_words)))
     if not fewer:
         return 0.0
-    common = len(first & second)
+    common = len(words & other_words)
     score = common / (fewer + more - common)
     if fewer >= _MIN_CONTAINED_WORDS and fewer * _MAX_LENGTH_RATIO >= more:
         score = max(score, _CONTAINED_SCORE * common / fewer)
-    if meaning_tokens & (first ^ second):
+    if meaning_tokens & (words ^ other_words):
         score *= _CHANGED_MEANING_FACTOR
-    return score * (1 - _ORDER * (1 - _order(one, other)))
+    return score * (1 - _ORDER * (1 - _order(tokens, other)))
 
 
-def _order(one: Sequence[object], other: Sequence[object]) -> float:
+def _order(tokens: Sequence[object], other: Sequence[object]) -> float:
     """Return the share of adjacent word pairs that both texts have."""
-    first, second = set(pairwise(one)), set(pairwise(other))
-    fewer = min(len(first), len(second))
-    return len(first & second) / fewer if fewer else 1.0
+    pairs, other_pairs = set(pairwise(tokens)), set(pairwise(other))
+    fewer = min(len(pairs), len(other_pairs))
+    return len(pairs & other_pairs) / fewer if fewer else 1.0
 
 
 _WORD = re.compile(
@@ -286,14 +286,14 @@ class RuleDetector:
         }
 
     def __call__(self, new: Claim, known: Sequence[Claim]) -> list[str]:
-        said, about = self._parse(new.text), self._stems(new.about)
+        parsed, about = self._parse(new.text), self._stems(new.about)
         return [
             claim.id
             for claim in known
             if claim.id != new.id
             and _overlap(new, claim)
-            and self._same_subject(said, about, claim)
-            and self._contradict(said, self._parse(claim.text), about)
+            and self._same_subject(parsed, about, claim)
+            and self._contradict(parsed, self._parse(claim.text), about)
         ]
 
     def _same_subject(self, parsed: _ParsedClaim, about: frozenset[str], claim: Claim) -> bool:
@@ -303,20 +303,22 @@ class RuleDetector:
         # If a claim has no subject, its words must contain the subject of the other.
         return other <= set(parsed.stems) and about <= set(self._parse(claim.text).stems)
 
-    def _contradict(self, one: _ParsedClaim, other: _ParsedClaim, about: frozenset[str]) -> bool:
-        if not one.stems or not other.stems or one.stems == other.stems:
-            return bool(one.stems) and one.stems == other.stems and one.negated != other.negated
-        if one.negated or other.negated:
+    def _contradict(self, claim: _ParsedClaim, other: _ParsedClaim, about: frozenset[str]) -> bool:
+        if not claim.stems or not other.stems or claim.stems == other.stems:
+            return (
+                bool(claim.stems) and claim.stems == other.stems and claim.negated != other.negated
+            )
+        if claim.negated or other.negated:
             return False
-        before = _common_prefix_length(one.stems, other.stems)
-        after = _common_prefix_length(one.stems[before:][::-1], other.stems[before:][::-1])
-        here = slice(before, len(one.stems) - after), slice(before, len(other.stems) - after)
-        first, second = one.stems[here[0]], other.stems[here[1]]
+        before = _common_prefix_length(claim.stems, other.stems)
+        after = _common_prefix_length(claim.stems[before:][::-1], other.stems[before:][::-1])
+        here = slice(before, len(claim.stems) - after), slice(before, len(other.stems) - after)
+        first, second = claim.stems[here[0]], other.stems[here[1]]
         if not before or not (
             0 < len(first) <= _MAX_DIFFERING_WORDS and 0 < len(second) <= _MAX_DIFFERING_WORDS
         ):
             return False
-        start = one.stems[:before]
+        start = claim.stems[:before]
         differ = frozenset(first + second) if len(first) == len(second) == 1 else frozenset()
         if differ in self._opposite_verbs:
             return True
@@ -327,11 +329,11 @@ class RuleDetector:
         one_value = single or verb in ("be", self._prefer) or (about == set(start))
         if differ in self._opposite or self._alternatives(first, second, words=one_value):
             return True
-        names = all(map(_is_name, one.raw[here[0]])) and all(map(_is_name, other.raw[here[1]]))
+        names = all(map(_is_name, claim.raw[here[0]])) and all(map(_is_name, other.raw[here[1]]))
         if single:
             return names or len(first) == len(second) == 1
         if start[-1] == self._prefer:
-            topic = about and about.isdisjoint(one.stems)
+            topic = about and about.isdisjoint(claim.stems)
             return bool(after or topic) and len(first) == len(second)
         return start[-1] == "be" and names
 
@@ -339,10 +341,10 @@ class RuleDetector:
         """Return True if all differing words are numbers or, with `words`, of the same group."""
         if len(first) != len(second):
             return False
-        for one, other in zip(first, second, strict=True):
-            numbers = one[:1].isdigit() and other[:1].isdigit()
-            group = self._group.get(one, -1) if words else -1
-            if one != other and not numbers and (group < 0 or group != self._group.get(other)):
+        for word, other in zip(first, second, strict=True):
+            numbers = word[:1].isdigit() and other[:1].isdigit()
+            group = self._group.get(word, -1) if words else -1
+            if word != other and not numbers and (group < 0 or group != self._group.get(other)):
                 return False
         return True
 
@@ -353,9 +355,9 @@ class RuleDetector:
         for word in _words(text[:_MAX_CLAIM_CHARS]):
             stem = self._stem(word)
             no += stem in self._negations
-            kept = "can" if stem in self._can else "be" if stem in self._be else stem
-            if kept in ("be", "can") or not (stem in self._negations or stem in self._silent):
-                stems.append(kept)
+            normalised = "can" if stem in self._can else "be" if stem in self._be else stem
+            if normalised in ("be", "can") or not (stem in self._negations or stem in self._silent):
+                stems.append(normalised)
                 raw.append(word)
         return _ParsedClaim(stems, raw, no % 2 == 1)
 
@@ -373,18 +375,18 @@ def _words(text: str) -> Iterable[str]:
     return _WORD.findall(unicodedata.normalize("NFKC", text).replace("’", "'"))
 
 
-def _overlap(one: Claim, other: Claim) -> bool:
+def _overlap(claim: Claim, other: Claim) -> bool:
     """Return True if both claims are valid at some moment."""
-    return not (one.until and one.until <= other.since) and not (
-        other.until and other.until <= one.since
+    return not (claim.until and claim.until <= other.since) and not (
+        other.until and other.until <= claim.since
     )
 
 
-def _common_prefix_length(one: Sequence[str], other: Sequence[str]) -> int:
+def _common_prefix_length(first: Sequence[str], second: Sequence[str]) -> int:
     """Return the length of the common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
+    pairs = enumerate(zip(first, second, strict=False))
     differ = (at for at, (a, b) in pairs if a != b)
-    return next(differ, min(len(one), len(other)))
+    return next(differ, min(len(first), len(second)))
 
 
 def _is_name(word: str) -> bool:

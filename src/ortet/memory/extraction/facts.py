@@ -139,19 +139,19 @@ def split_clauses(sentence: str) -> list[str]:
 
 def statement_of_speaker(clause: str, who: str) -> Statement | None:
     """Return a statement of the speaker about themselves, in the third person, or None."""
-    if found := NAME_PATTERN.match(clause):
-        name = found["name"]
+    if match := NAME_PATTERN.match(clause):
+        name = match["name"]
         return Statement(f"{'the user' if name == who else who} is called {name}", who, 0.9)
-    if found := _AM.match(clause) or _BORN.match(clause):
-        verb = "" if found.re is _BORN else "is "
-        return _third_person_statement(who, f"{verb}{found['rest']}", 0.85)
-    if found := re.match(r"my (?P<rest>.+)", clause, re.I):
-        return _possessive_statement(found["rest"], who)
-    found = _FIRST_PERSON_CLAUSE.match(clause)
-    if found is None:
+    if match := _AM.match(clause) or _BORN.match(clause):
+        verb = "" if match.re is _BORN else "is "
+        return _third_person_statement(who, f"{verb}{match['rest']}", 0.85)
+    if match := re.match(r"my (?P<rest>.+)", clause, re.I):
+        return _possessive_statement(match["rest"], who)
+    match = _FIRST_PERSON_CLAUSE.match(clause)
+    if match is None:
         return None
-    verb, rest, no = found["verb"].lower(), found["rest"], (found["no"] or "").lower()
-    often = (found["often"] or found["often2"] or "").lower()
+    verb, rest, no = match["verb"].lower(), match["rest"], (match["no"] or "").lower()
+    often = (match["often"] or match["often2"] or "").lower()
     if _POINTING.match(rest):
         return None
     if no.startswith("can"):
@@ -176,11 +176,11 @@ def _third_person_statement(who: str, predicate: str, confidence: float) -> Stat
 
 def _possessive_statement(rest: str, who: str) -> Statement | None:
     whose = f"{who}'s" if not who.endswith("s") else f"{who}'"
-    found = statement_of_thing(f"the {rest}")
-    if found is None or _FIRST_OR_SECOND_PERSON.search(rest):
+    statement = statement_of_thing(f"the {rest}")
+    if statement is None or _FIRST_OR_SECOND_PERSON.search(rest):
         return None
-    about = f"{whose} {found.about}"
-    return Statement(f"{whose} {found.text.removeprefix('the ')}", about, found.confidence)
+    about = f"{whose} {statement.about}"
+    return Statement(f"{whose} {statement.text.removeprefix('the ')}", about, statement.confidence)
 
 
 _CONDUCT = re.compile(
@@ -211,19 +211,19 @@ def rule_of(sentence: str) -> Statement | None:
     bare = _OPENING.sub("", sentence).rstrip(".!。！ ")
     if len(sentence) > _MAX_SENTENCE_CHARS or "?" in sentence:
         return None
-    found = _HENCEFORTH.match(bare)
-    if found is not None and not _POINTING.match(found["rule"]):
-        return Statement(found["rule"], RULES_SUBJECT, 0.9)
-    found = _CONDUCT.match(bare)
-    if found is None or _NO_CONDUCT.match(bare):
+    match = _HENCEFORTH.match(bare)
+    if match is not None and not _POINTING.match(match["rule"]):
+        return Statement(match["rule"], RULES_SUBJECT, 0.9)
+    match = _CONDUCT.match(bare)
+    if match is None or _NO_CONDUCT.match(bare):
         return None
-    return Statement(found["rule"], RULES_SUBJECT, 0.85)
+    return Statement(match["rule"], RULES_SUBJECT, 0.85)
 
 
 def text_to_remember(clause: str) -> str:
     """Return the text that the speaker asks to remember, or ""."""
-    found = _REMEMBER.match(clause)
-    return found["inner"] if found else ""
+    match = _REMEMBER.match(clause)
+    return match["inner"] if match else ""
 
 
 _DOES = (
@@ -274,11 +274,11 @@ def statement_of_thing(clause: str, *, specific_only: bool = False) -> Statement
 
     With `specific_only`, the statement must contain a number or a name.
     """
-    found = _THING.fullmatch(clause)
-    if found is None:
+    match = _THING.fullmatch(clause)
+    if match is None:
         return None
-    subject, verb, rest = found["subject"].strip("`"), found["verb"].lower(), found["rest"]
-    plain = found["the"] is None and subject[:1].islower() and not _SPECIFIC.search(subject)
+    subject, verb, rest = match["subject"].strip("`"), match["verb"].lower(), match["rest"]
+    plain = match["the"] is None and subject[:1].islower() and not _SPECIFIC.search(subject)
     if subject.lower() in _DETERMINERS or _NO_SUBJECT.search(subject):
         return None
     if _POINTING.match(rest) or _FIRST_OR_SECOND_PERSON.search(rest) or _OF_MINE.search(rest):
@@ -292,7 +292,7 @@ def statement_of_thing(clause: str, *, specific_only: bool = False) -> Statement
         confidence = 0.75
     else:
         named = re.match(r"needs?|requires?|must", verb)
-        bare = found["the"] is None and " " not in subject and subject.endswith("s")
+        bare = match["the"] is None and " " not in subject and subject.endswith("s")
         if rest.lower().startswith("to ") or (plain and not (named and bare)):
             return None
         if bare and not _SPECIFIC.search(rest):
@@ -349,17 +349,17 @@ class RuleExtractor:
 
     def __call__(self, text: str, turns: Sequence[SpokenTurn]) -> list[Extracted]:
         names = _speaker_names(turns)
-        found: dict[str, Extracted] = {}
+        statements: dict[str, Extracted] = {}
         for number, turn in enumerate(turns):
-            for one in _statements_of_turn(turn, names.get(turn.speaker, "")):
-                extracted = Extracted(one.text, one.about, one.confidence, number)
-                found.setdefault(one.text.casefold(), extracted)
+            for statement in _statements_of_turn(turn, names.get(turn.speaker, "")):
+                extracted = Extracted(statement.text, statement.about, statement.confidence, number)
+                statements.setdefault(statement.text.casefold(), extracted)
         if not turns and not is_prompt_injection(text):
             for sentence in split_sentences(text):
-                for one in _statements_of_sentence(sentence, "", by_model=True):
-                    extracted = Extracted(one.text, one.about, one.confidence)
-                    found.setdefault(one.text.casefold(), extracted)
-        return list(found.values())
+                for statement in _statements_of_sentence(sentence, "", by_model=True):
+                    extracted = Extracted(statement.text, statement.about, statement.confidence)
+                    statements.setdefault(statement.text.casefold(), extracted)
+        return list(statements.values())
 
 
 def _speaker_names(turns: Sequence[SpokenTurn]) -> dict[str, str]:
@@ -392,10 +392,10 @@ def _statements_of_turn(turn: SpokenTurn, who: str) -> Iterator[Statement]:
 def _statements_of_sentence(sentence: str, who: str, *, by_model: bool) -> Iterator[Statement]:
     if by_model:
         for clause in split_clauses(sentence):
-            found = statement_of_thing(clause, specific_only=True)
-            if found is not None:
-                yield found._replace(
-                    confidence=round(found.confidence - _MODEL_CONFIDENCE_PENALTY, 2)
+            statement = statement_of_thing(clause, specific_only=True)
+            if statement is not None:
+                yield statement._replace(
+                    confidence=round(statement.confidence - _MODEL_CONFIDENCE_PENALTY, 2)
                 )
         return
     rule = rule_of(sentence)
@@ -405,11 +405,11 @@ def _statements_of_sentence(sentence: str, who: str, *, by_model: bool) -> Itera
         return
     for clause in split_clauses(sentence):
         inner = text_to_remember(clause)
-        found = _statement_of_clause(inner or clause, who)
-        if inner and found is not None:
-            yield found._replace(confidence=max(_REMEMBERED_CONFIDENCE, found.confidence))
-        elif found is not None:
-            yield found
+        statement = _statement_of_clause(inner or clause, who)
+        if inner and statement is not None:
+            yield statement._replace(confidence=max(_REMEMBERED_CONFIDENCE, statement.confidence))
+        elif statement is not None:
+            yield statement
 
 
 def _statement_of_clause(clause: str, who: str) -> Statement | None:
@@ -424,5 +424,5 @@ def _group_statement(clause: str, who: str) -> Statement | None:
     """Return a statement about "we", attributed to the speaker: the group is unknown."""
     if clause[:3].casefold() != "we ":
         return None
-    found = statement_of_thing(f"the team {clause[3:]}")
-    return found and Statement(f"according to {who}, we {clause[3:]}", who, 0.75)
+    statement = statement_of_thing(f"the team {clause[3:]}")
+    return statement and Statement(f"according to {who}, we {clause[3:]}", who, 0.75)

@@ -70,14 +70,14 @@ class SpokenTurn(msgspec.Struct, frozen=True):
 def split_sentences(text: str) -> list[str]:
     """Return the sentences in order, each on one line. Fenced code is left out."""
     prose = _without_code(text) if any(fence in text for fence in _FENCES) else text
-    found: list[str] = []
+    sentences: list[str] = []
     start = 0
     for end in _END.finditer(prose):
         if _ends(prose, start, end):
-            found.append(prose[start : end.end()])
+            sentences.append(prose[start : end.end()])
             start = end.end()
-    found.append(prose[start:])
-    lines = (" ".join(sentence.split()) for sentence in found)
+    sentences.append(prose[start:])
+    lines = (" ".join(sentence.split()) for sentence in sentences)
     return [line for line in lines if any(map(str.isalnum, line))]
 
 
@@ -99,18 +99,18 @@ def clip(text: str, limit: int) -> str:
 
 
 def _without_code(text: str) -> str:
-    kept: list[str] = []
+    lines: list[str] = []
     fence, opened = "", 0
     for line in text.split("\n"):
         mark = line.lstrip(" ")[:3]
-        kept.append(line)
+        lines.append(line)
         if not fence and mark in _FENCES:
-            fence, opened = mark, len(kept) - 1
+            fence, opened = mark, len(lines) - 1
         elif fence and mark == fence:
-            del kept[opened:]  # a fence that is never closed stays in the text
-            kept.append("")
+            del lines[opened:]  # a fence that is never closed stays in the text
+            lines.append("")
             fence = ""
-    return "\n".join(kept)
+    return "\n".join(lines)
 
 
 def _ends(prose: str, start: int, end: re.Match[str]) -> bool:
@@ -119,8 +119,8 @@ def _ends(prose: str, start: int, end: re.Match[str]) -> bool:
         return not _is_wrapped_line(prose, start, end.start())
     if mark != ".":
         return True
-    found = _BEFORE.search(prose, max(start, end.start() - _LOOK_BACK), end.start())
-    before = found[0] if found else ""
+    match = _BEFORE.search(prose, max(start, end.start() - _LOOK_BACK), end.start())
+    before = match[0] if match else ""
     word = before.casefold()
     if word in _TITLES or (len(before) == 1 and before.isupper() and before != "I"):
         return False
@@ -130,9 +130,9 @@ def _ends(prose: str, start: int, end: re.Match[str]) -> bool:
     return not (word.isdigit() and not prose[start : end.start() - len(word)].strip())
 
 
-def _is_wrapped_line(prose: str, start: int, at: int) -> bool:
-    line = max(start, prose.rfind("\n", start, at) + 1)
-    return at - line >= _MIN_WRAPPED_LINE_CHARS and prose[at + 1 : at + 2].islower()
+def _is_wrapped_line(prose: str, start: int, end: int) -> bool:
+    line = max(start, prose.rfind("\n", start, end) + 1)
+    return end - line >= _MIN_WRAPPED_LINE_CHARS and prose[end + 1 : end + 2].islower()
 
 
 __all__ = ["SpokenTurn", "Summariser", "summarise"]
@@ -221,7 +221,7 @@ def _candidate_sentences(turns: Sequence[SpokenTurn]) -> list[_Sentence]:
     words = Tokenizer()
     common, settled = frozenset(words.tokens(_STOP_WORDS)), frozenset(words.tokens(_KEY_WORDS))
     settled -= common | {token for token in settled if len(token) == 1}
-    found = []
+    candidates = []
     for number, turn in enumerate(turns):
         for place, whole in enumerate(split_sentences(turn.text)):
             text = clip(whole, _SENTENCE_CHARS)
@@ -232,8 +232,8 @@ def _candidate_sentences(turns: Sequence[SpokenTurn]) -> list[_Sentence]:
             worth = _worth(text, len(terms), has_key_word=not settled.isdisjoint(tokens))
             if worth:
                 worth *= _position_weight(number, place, len(turns))
-                found.append(_Sentence(number, place, text, terms, worth))
-    return found
+                candidates.append(_Sentence(number, place, text, terms, worth))
+    return candidates
 
 
 def _worth(text: str, terms: int, *, has_key_word: bool) -> float:
@@ -272,18 +272,18 @@ def _choose_sentences(
         total = sum(map(weights.__getitem__, sentence.terms))
         return sentence.worth * total / sqrt(len(sentence.terms) + 4) * 0.9**told
 
-    heap = [(-value(sentence), at) for at, sentence in enumerate(candidates)]
+    heap = [(-value(sentence), position) for position, sentence in enumerate(candidates)]
     heapq.heapify(heap)
     chosen: list[_Sentence] = []
     begun: set[int] = set()  # turns that already have a line
     room = limit + 1  # the last line has no line end
     misses = 0
     while heap and misses < _MAX_MISSES:
-        before, at = heapq.heappop(heap)
-        sentence = candidates[at]
+        before, position = heapq.heappop(heap)
+        sentence = candidates[position]
         now = -value(sentence)
-        if heap and (now, at) > heap[0] and now != before:
-            heapq.heappush(heap, (now, at))
+        if heap and (now, position) > heap[0] and now != before:
+            heapq.heappush(heap, (now, position))
             continue
         lead = 3 if sentence.turn in begun else len(_lead(turns[sentence.turn].speaker)) + 1
         size = len(sentence.text) + lead

@@ -136,7 +136,9 @@ class SqliteWordIndex:
             IndexLost: If events before `after` are missing, or the index was emptied since `mark`.
                 The documents may have been erased meanwhile.
         """
-        made = [tokenize_document(self.tokenizer, doc) for doc in docs]  # before the file is locked
+        tokenized = [
+            tokenize_document(self.tokenizer, doc) for doc in docs
+        ]  # before the file is locked
         with self._file.transaction(write=True) as connection:
             if mark and connection.execute(_MARK).get != mark:
                 raise index_lost("the index of memories was emptied while events were read")
@@ -146,7 +148,7 @@ class SqliteWordIndex:
                 raise index_lost(f"events {known + 1} to {after} are not in the index of memories")
             if upto <= known:
                 return
-            _insert(connection, no, [row for row in made if known < row.doc.seq <= upto])
+            _insert(connection, no, [row for row in tokenized if known < row.doc.seq <= upto])
             connection.executemany(
                 _END, [(end.key, no, end.seq, end.time) for end in ends if known < end.seq <= upto]
             )
@@ -198,10 +200,10 @@ def tokenize_document(tokenizer: Tokenizer, doc: MemoryDocument) -> TokenizedDoc
     )
 
 
-def _insert(connection: apsw.Connection, no: int, made: list[TokenizedDocument]) -> None:
+def _insert(connection: apsw.Connection, no: int, documents: list[TokenizedDocument]) -> None:
     tails: dict[int, _LineEnd] = {}
     rows = []
-    for doc, length, words, counts, digest in sorted(made, key=lambda row: row.doc.seq):
+    for doc, length, words, counts, digest in sorted(documents, key=lambda row: row.doc.seq):
         line = no * LINES_PER_TIMELINE + TIERS.index(doc.tier)
         id_, total = tails[line] if line in tails else _last(connection, line)
         id_, total = tails[line] = _LineEnd(id_ + 1, total + length)

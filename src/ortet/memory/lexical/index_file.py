@@ -418,9 +418,9 @@ class _IndexFilePool:
 
     def _acquire(self) -> IndexFile:
         with self._lock:
-            found = self._next_free() if not self._waiting else None
-            if found is not None:
-                return found
+            connection = self._next_free() if not self._waiting else None
+            if connection is not None:
+                return connection
             turn = _Waiter()
             self._waiting.append(turn)
         try:
@@ -461,21 +461,21 @@ class _IndexFilePool:
             else:
                 self._free.append(file)
             self._count -= len(gone)
-            while self._waiting and (found := self._next_free()) is not None:
+            while self._waiting and (next_free := self._next_free()) is not None:
                 turn = self._waiting.popleft()
-                turn.file = found
+                turn.file = next_free
                 turn.gate.release()
         # outside the lock: closing waits for a fork, and a fork waits for the lock
-        for one in gone:
-            one.close()
+        for connection in gone:
+            connection.close()
 
     def close(self) -> None:
         """Close free connections. Borrowed ones are closed when they are returned."""
         with self._lock:
             gone, self._free = self._free, []
             self._count -= len(gone)
-        for one in gone:
-            one.close()
+        for connection in gone:
+            connection.close()
 
     def before_fork(self) -> None:
         self._lock.acquire()

@@ -83,35 +83,40 @@ class SqlitePostings:
     def ids_with_term(self, term: str) -> list[int]:
         """Return the ids of all documents with the term, nearest first."""
         if term not in self._all_ids:
-            stretches = self._visible.ranges
-            found = [self._table.ids_with_term(term, one.low, one.high) for one in stretches]
-            self._all_ids[term] = [id_ for ids in found for id_ in reversed(ids)]
+            visible_ranges = self._visible.ranges
+            id_lists = [
+                self._table.ids_with_term(term, visible_range.low, visible_range.high)
+                for visible_range in visible_ranges
+            ]
+            self._all_ids[term] = [id_ for ids in id_lists for id_ in reversed(ids)]
         return self._all_ids[term]
 
     def nearest(self, term: str, limit: int) -> list[int]:
         """Return the ids of at most `limit` documents with the term, nearest first."""
         if term in self._all_ids:
             return self._all_ids[term][:limit]
-        found: list[int] = []
-        for stretch in self._visible.ranges:
-            left = limit - len(found)
-            found += self._table.newest_ids_with_term(term, stretch.low, stretch.high, left)
-            if len(found) >= limit:
+        ids: list[int] = []
+        for visible_range in self._visible.ranges:
+            left = limit - len(ids)
+            ids += self._table.newest_ids_with_term(
+                term, visible_range.low, visible_range.high, left
+            )
+            if len(ids) >= limit:
                 break
-        return found
+        return ids
 
     def _count_by_range(self, tallies: dict[str, PostingCounter]) -> None:
         """Count range by range, until each term has enough documents."""
         many = len(self._visible.ranges) > MAX_RANGES_QUERIED
         open_ = dict(tallies)
-        for stretch in self._visible.ranges:
+        for visible_range in self._visible.ranges:
             if not open_:
                 return
-            if many and stretch.high - stretch.low < MAX_RANGE_READ:
-                self._count_by_reading(stretch, open_)
+            if many and visible_range.high - visible_range.low < MAX_RANGE_READ:
+                self._count_by_reading(visible_range, open_)
             else:
                 for term, tally in open_.items():
-                    tally.count_range(self._table, term, stretch)
+                    tally.count_range(self._table, term, visible_range)
             for term in [term for term, tally in open_.items() if tally.is_full]:
                 del open_[term]
         for term, tally in open_.items():
@@ -129,16 +134,16 @@ class SqlitePostings:
 
     def _count_by_filtering(self, term: str, tally: PostingCounter) -> bool:
         """Count a term by filtering. Return False if the file has too many documents with it."""
-        stretches = self._visible.ranges
-        low = min(stretch.low for stretch in stretches)
-        high = max(stretch.high for stretch in stretches)
+        visible_ranges = self._visible.ranges
+        low = min(visible_range.low for visible_range in visible_ranges)
+        high = max(visible_range.high for visible_range in visible_ranges)
         if self._table.id_at_count(term, low, high, MAX_IDS_FILTERED):
             return False
         ids = self._table.ids_with_term(term, low, high)
         whole: list[int] = []
-        for stretch, some in group_by_range(self._visible, ids):
+        for visible_range, some in group_by_range(self._visible, ids):
             if not tally.is_full:
-                tally.add(some, stretch)
+                tally.add(some, visible_range)
             whole += reversed(some)
         self._all_ids[term] = whole
         return True
@@ -148,18 +153,18 @@ def group_by_range(
     visible: VisibleDocuments, ids: Sequence[int]
 ) -> list[tuple[VisibleRange, list[int]]]:
     """Return ids by their range. Ids in no range are left out. `ids` is sorted."""
-    stretches = visible.ranges
-    if len(ids) > len(stretches):
+    visible_ranges = visible.ranges
+    if len(ids) > len(visible_ranges):
         return [
             (one, list(ids[bisect_left(ids, one.low) : bisect_right(ids, one.high)]))
-            for one in stretches
+            for one in visible_ranges
         ]
     parts: dict[int, list[int]] = {}
     for id_ in ids:
-        found = visible.range_of(id_)
-        if found is not None:
-            parts.setdefault(found.order, []).append(id_)
-    return [(stretches[order], parts[order]) for order in sorted(parts)]
+        visible_range = visible.range_of(id_)
+        if visible_range is not None:
+            parts.setdefault(visible_range.order, []).append(id_)
+    return [(visible_ranges[order], parts[order]) for order in sorted(parts)]
 
 
 class PostingCounter:
@@ -200,8 +205,8 @@ class PostingCounter:
         """Return the exact count, or an estimate if the limit was reached."""
         if self._limit_position is None:
             return float(self._count)
-        stretch, last = self._limit_position
-        return self._count * self._total / (stretch.nearer + last - stretch.low + 1)
+        visible_range, last = self._limit_position
+        return self._count * self._total / (visible_range.nearer + last - visible_range.low + 1)
 
 
 def _ids(got: list[int] | int | None) -> list[int]:

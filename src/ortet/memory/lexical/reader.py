@@ -64,20 +64,20 @@ class SqliteIndexReader:
         self, tiers: Iterable[Tier], ends: Collection[int]
     ) -> dict[Tier, dict[int, IndexPosition]]:
         """Return the last document of each tier at or before each end, if there is one."""
-        found: dict[Tier, dict[int, IndexPosition]] = {tier: {} for tier in tiers}
-        numbers = (TIERS.index(tier) for tier in found)
+        positions: dict[Tier, dict[int, IndexPosition]] = {tier: {} for tier in tiers}
+        numbers = (TIERS.index(tier) for tier in positions)
         rows = self._connection.execute(_PLACES, (_json(numbers), _json(ends)))
         for tier, end, id_, total in rows:
-            found[TIERS[tier]][end] = IndexPosition(id_, total)
-        return found
+            positions[TIERS[tier]][end] = IndexPosition(id_, total)
+        return positions
 
     def document_ids(self, wanted: Mapping[int, Sequence[int]]) -> dict[tuple[int, int], int]:
-        found: dict[tuple[int, int], int] = {}
+        ids: dict[tuple[int, int], int] = {}
         for timeline, seqs in wanted.items():
             lines = (timeline * LINES_PER_TIMELINE + tier for tier in range(len(TIERS)))
             rows = self._connection.execute(_EXACTLY, (_json(seqs), *lines))
-            found.update(((timeline, seq), id_) for seq, id_ in rows)
-        return found
+            ids.update(((timeline, seq), id_) for seq, id_ in rows)
+        return ids
 
     def seqs(self, ids: Collection[int]) -> dict[int, int]:
         return {id_: int(self._connection.execute(_SEQ, (id_,)).get) for id_ in ids}
@@ -122,11 +122,11 @@ class SqliteIndexReader:
         self, timeline: int, tiers: Sequence[Tier], after: int, upto: int
     ) -> list[tuple[int, bytes]]:
         """Return (seq, hash of the text) of the documents of events after < seq <= upto."""
-        found: list[tuple[int, bytes]] = []
+        hashes: list[tuple[int, bytes]] = []
         for tier in tiers:
             line = timeline * LINES_PER_TIMELINE + TIERS.index(tier)
-            found += self._connection.execute(_HASHES, (line, after, upto))
-        return sorted(found)
+            hashes += self._connection.execute(_HASHES, (line, after, upto))
+        return sorted(hashes)
 
     def postings(self, visible: VisibleDocuments, *, limit: int) -> TermPostings:
         return SqlitePostings(self.terms, visible, limit=limit)

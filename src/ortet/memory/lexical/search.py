@@ -89,15 +89,15 @@ def choose_terms(
             break
         chosen.append(word)
         left -= count
-    kept = {word for _, word in rarest}
+    considered = {word for _, word in rarest}
     return QueryTerms(
         {
             word: inverse_document_frequency(word, total, having[word])
             for word in words
-            if word in kept
+            if word in considered
         },
         tuple(chosen),
-        tuple(word for word in words if word in kept and word not in chosen),
+        tuple(word for word in words if word in considered and word not in chosen),
     )
 
 
@@ -113,13 +113,13 @@ def find_candidates(
     The order uses the weights of the chosen terms in a document and its neighbours. Term frequency
     and length are not used here.
     """
-    told = _term_scores(postings, terms, effort.postings)
-    given: set[int] = set()
-    for seeds in _seed_batches(told, effort.documents):
-        window = _window(visible, told, seeds, weights)
+    scores = _term_scores(postings, terms, effort.postings)
+    yielded: set[int] = set()
+    for seeds in _seed_batches(scores, effort.documents):
+        window = _window(visible, scores, seeds, weights)
         best = top_ids(window, effort.documents)
-        yield [id_ for id_ in best if id_ not in given]
-        given.update(best)
+        yield [id_ for id_ in best if id_ not in yielded]
+        yielded.update(best)
 
 
 def _seed_batches(scores: Mapping[int, float], batch_size: int) -> Iterator[list[int]]:
@@ -156,16 +156,16 @@ def top_ids(scores: Mapping[int, float], limit: int) -> list[int]:
 
 
 def _term_scores(postings: TermPostings, terms: QueryTerms, limit: int) -> dict[int, float]:
-    told: dict[int, float] = {}
+    scores: dict[int, float] = {}
     for number, term in enumerate(terms.chosen):
         tells = terms.rarities[term]
         # Only the first term can exceed the limit.
         ids = postings.ids_with_term(term) if number else postings.nearest(term, limit)
         new = dict.fromkeys(ids, tells)
-        for id_ in told.keys() & new.keys():
-            new[id_] = told[id_] + tells
-        told.update(new)
-    return told
+        for id_ in scores.keys() & new.keys():
+            new[id_] = scores[id_] + tells
+        scores.update(new)
+    return scores
 
 
 def _window(
@@ -235,8 +235,8 @@ def _search_index(
         postings = lookup.postings(visible, limit=effort.counted)
         terms = choose_terms(postings, visible.total, words, effort)
         some = find_candidates(postings, visible, terms, weights, effort)
-        found = _valid_candidates(lookup, visible, some, query, effort.documents // 2)
-        hits = _score_documents(lookup, visible, found, terms.rarities, weights)
+        candidates = _valid_candidates(lookup, visible, some, query, effort.documents // 2)
+        hits = _score_documents(lookup, visible, candidates, terms.rarities, weights)
         cosines = _add_semantic_matches(lookup, visible, matches, query, hits)
     return SearchResult(
         _fuse_results(hits, cosines, k=query.k, weights=weights, terms=terms), matches.status
@@ -265,12 +265,12 @@ def _valid_candidates(
     limit: int,
 ) -> dict[int, DocumentRow]:
     """Return candidates that are not retracted and are valid, by id."""
-    found: dict[int, DocumentRow] = {}
+    valid: dict[int, DocumentRow] = {}
     for ids in batches:
-        found.update(_believed_entries(reader, visible, reader.entries(ids), query))
-        if len(found) >= limit:
+        valid.update(_believed_entries(reader, visible, reader.entries(ids), query))
+        if len(valid) >= limit:
             break
-    return found
+    return valid
 
 
 def _score_documents(
@@ -295,9 +295,9 @@ def _score_documents(
         score = bm25(
             window, rarities=rarities, average=visible.average_length(id_), weights=weights
         )
-        stretch = visible.range_of(id_)
-        if score > 0 and stretch is not None:
-            hits[id_] = _ScoredDocument(entry, stretch, score, window)
+        visible_range = visible.range_of(id_)
+        if score > 0 and visible_range is not None:
+            hits[id_] = _ScoredDocument(entry, visible_range, score, window)
     return hits
 
 
@@ -318,9 +318,9 @@ def _add_semantic_matches(
     seen: dict[int, VisibleRange] = {}
     for timeline, seq, cosine in matches.places:
         id_ = ids.get((numbers[timeline][0], seq), 0) if timeline in numbers else 0
-        stretch = visible.range_of(id_)
-        if stretch is not None:
-            cosines[id_], seen[id_] = cosine, stretch
+        visible_range = visible.range_of(id_)
+        if visible_range is not None:
+            cosines[id_], seen[id_] = cosine, visible_range
     new = reader.entries((id_ for id_ in cosines if id_ not in hits), without_words=True)
     for id_, entry in _believed_entries(reader, visible, new, query).items():
         hits[id_] = _ScoredDocument(entry, seen[id_], 0.0, None)
@@ -359,10 +359,10 @@ def _is_in_scope(visible: VisibleDocuments, entry: DocumentRow, query: Query) ->
 
     A fact is found in its scope also before it was shared there.
     """
-    stretch = visible.range_of(entry.id)
-    if query.scope is None or stretch is None:
+    visible_range = visible.range_of(entry.id)
+    if query.scope is None or visible_range is None:
         return True
-    if stretch.scope == query.scope:
+    if visible_range.scope == query.scope:
         return not entry.scope or tier_of(entry.id) != "semantic"
     return entry.scope == query.scope
 
@@ -375,21 +375,21 @@ def _fuse_results(
     weights: Weights,
     terms: QueryTerms,
 ) -> list[MemoryMatch]:
-    kept = _first_by_key(hits)
-    by_words = ranks({id_: hits[id_].bm25 for id_ in kept if hits[id_].bm25 > 0})
+    unique = _first_by_key(hits)
+    by_words = ranks({id_: hits[id_].bm25 for id_ in unique if hits[id_].bm25 > 0})
     by_meaning = ranks(
-        {id_: _semantic_score(hits[id_], cosines[id_], weights) for id_ in kept if id_ in cosines}
+        {id_: _semantic_score(hits[id_], cosines[id_], weights) for id_ in unique if id_ in cosines}
     )
-    by_time = ranks({id_: hits[id_].entry.time for id_ in kept})
-    by_importance = ranks({id_: hits[id_].entry.importance for id_ in kept})
+    by_time = ranks({id_: hits[id_].entry.time for id_ in unique})
+    by_importance = ranks({id_: hits[id_].entry.importance for id_ in unique})
     lists = [
         (weights.bm25, by_words),
         (weights.cosine, by_meaning),
         (weights.recency, by_time),
         (weights.importance, by_importance),
     ]
-    fused = fuse_ranks(kept, lists, flatness=weights.flatness)
-    best = heapq.nsmallest(max(k, 0), kept, key=lambda id_: _order(hits[id_], fused[id_]))
+    fused = fuse_ranks(unique, lists, flatness=weights.flatness)
+    best = heapq.nsmallest(max(k, 0), unique, key=lambda id_: _order(hits[id_], fused[id_]))
     return [
         _to_match(
             hits[id_],

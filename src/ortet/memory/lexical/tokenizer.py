@@ -61,11 +61,11 @@ class Tokenizer:
         if not text.isascii():
             text = unicodedata.normalize("NFKC", text).replace("\u2019", "'").translate(_IGNORED)
         known = self._cache
-        found: list[str] = []
+        tokens: list[str] = []
         for chunk in _CHUNK.findall(text):
-            made = known.get(chunk)
-            found += self._tokenize_chunk(chunk) if made is None else made
-        return found
+            cached = known.get(chunk)
+            tokens += self._tokenize_chunk(chunk) if cached is None else cached
+        return tokens
 
     def query_terms(self, text: str) -> list[str]:
         """Return the distinct tokens of a query, in order. A long query is cut."""
@@ -73,12 +73,12 @@ class Tokenizer:
         return list(terms)[:_MAX_QUERY_TERMS]
 
     def _tokenize_chunk(self, chunk: str) -> tuple[str, ...]:
-        made = tuple(self._split(chunk))
+        tokens = tuple(self._split(chunk))
         if len(chunk) <= MAX_WORD_CHARS:
             if len(self._cache) >= _CACHE_SIZE:
                 self._cache = {}
-            self._cache[chunk] = made
-        return made
+            self._cache[chunk] = tokens
+        return tokens
 
     def _split(self, chunk: str) -> Iterator[str]:
         parts = [part for part in _JOINT.split(chunk) if part]
@@ -181,9 +181,9 @@ def _strip_accents(word: str) -> str:
 
     Marks that make another letter are kept (combining classes of Indic, Thai and Japanese).
     """
-    kept = [
+    characters = [
         character
         for character in unicodedata.normalize("NFD", word.casefold())
         if not (10 <= (place := unicodedata.combining(character)) <= 35 or place >= 200)
     ]
-    return unicodedata.normalize("NFC", "".join(kept))
+    return unicodedata.normalize("NFC", "".join(characters))

@@ -60,16 +60,16 @@ def visible_documents(
     if query.at or query.after:
         ways = _cut_by_time(reader, ways, query)
     claimed: dict[int, list[tuple[int, int]]] = {}
-    stretches: list[VisibleRange] = []
+    visible_ranges: list[VisibleRange] = []
     nearer = 0
     for path, _, pieces in ways:
-        for stretch in _unclaimed_path_ranges(path.scope, pieces, claimed):
-            stretch = stretch._replace(  # noqa: PLW2901
-                order=len(stretches), nearer=nearer, believer=path.believer
+        for visible_range in _unclaimed_path_ranges(path.scope, pieces, claimed):
+            visible_range = visible_range._replace(  # noqa: PLW2901
+                order=len(visible_ranges), nearer=nearer, believer=path.believer
             )
-            stretches.append(stretch)
-            nearer += stretch.high - stretch.low + 1
-    visible = VisibleDocuments(stretches, _tokens(reader, stretches, ways), query.at)
+            visible_ranges.append(visible_range)
+            nearer += visible_range.high - visible_range.low + 1
+    visible = VisibleDocuments(visible_ranges, _tokens(reader, visible_ranges, ways), query.at)
     for path in paths:
         for span in path.spans:
             if span.timeline in numbers:
@@ -83,14 +83,14 @@ def _numbers(reader: IndexReader, paths: Iterable[TimelinePath]) -> dict[str, in
     Raises IndexLost if the index does not contain all events of the paths.
     """
     spans = [span for path in paths for span in path.spans if span.upto > span.after]
-    found = reader.timelines({span.timeline for span in spans})
+    numbers = reader.timelines({span.timeline for span in spans})
     for span in spans:
-        _, known = found.get(span.timeline, (0, 0))
+        _, known = numbers.get(span.timeline, (0, 0))
         if known < span.upto:
             raise index_lost(
                 f"timeline {span.timeline} is in the index of memories only up to {known}"
             )
-    return {name: number for name, (number, _) in found.items()}
+    return {name: number for name, (number, _) in numbers.items()}
 
 
 def _pieces(
@@ -139,12 +139,19 @@ def _tokens(
     for _, _, pieces in tier_pieces:
         for piece in pieces:
             totals[piece.low.id], totals[piece.high.id] = piece.low.total, piece.high.total
-    wanted = {id_ for one in ranges for id_ in (one.high, one.low - 1) if id_ not in totals}
+    wanted = {
+        id_
+        for visible_range in ranges
+        for id_ in (visible_range.high, visible_range.low - 1)
+        if id_ not in totals
+    }
     if wanted:
         totals |= reader.token_totals(wanted)
     tokens = dict.fromkeys(TIERS, 0)
-    for one in ranges:
-        tokens[tier_of(one.low)] += totals[one.high] - totals[one.low - 1]
+    for visible_range in ranges:
+        tokens[tier_of(visible_range.low)] += (
+            totals[visible_range.high] - totals[visible_range.low - 1]
+        )
     return tokens
 
 
@@ -189,8 +196,8 @@ def visible_spans(visible: VisibleDocuments, reader: IndexReader) -> list[EventS
     """Return the smallest spans of the timelines that contain all visible documents."""
     ends: dict[str, tuple[int, int]] = {}
     seqs = reader.seqs({id_ for one in visible.ranges for id_ in (one.low, one.high)})
-    for stretch in visible.ranges:
-        first, last = seqs[stretch.low], seqs[stretch.high]
-        low, high = ends.get(stretch.span.timeline, (first, last))
-        ends[stretch.span.timeline] = min(low, first), max(high, last)
+    for visible_range in visible.ranges:
+        first, last = seqs[visible_range.low], seqs[visible_range.high]
+        low, high = ends.get(visible_range.span.timeline, (first, last))
+        ends[visible_range.span.timeline] = min(low, first), max(high, last)
     return [EventSpan(timeline, first - 1, last) for timeline, (first, last) in ends.items()]

@@ -45,21 +45,21 @@ class VisibleDocuments:
     def __init__(self, ranges: list[VisibleRange], tokens: dict[Tier, int], as_of: int) -> None:
         self.ranges = ranges
         self._as_of = as_of
-        self._sorted = sorted(ranges, key=lambda stretch: stretch.low)
-        self._lows = [stretch.low for stretch in self._sorted]
+        self._sorted = sorted(ranges, key=lambda visible_range: visible_range.low)
+        self._lows = [visible_range.low for visible_range in self._sorted]
         counts = dict.fromkeys(TIERS, 0)
-        for stretch in ranges:
-            counts[tier_of(stretch.low)] += stretch.high - stretch.low + 1
+        for visible_range in ranges:
+            counts[tier_of(visible_range.low)] += visible_range.high - visible_range.low + 1
         self.total = sum(counts.values())
         self._averages = {tier: tokens[tier] / counts[tier] for tier in TIERS if counts[tier]}
         self._spans: dict[tuple[int, int], list[EventSpan]] = {}
 
     def range_of(self, id_: int) -> VisibleRange | None:
         """Return the range of a document, or None if it is not visible."""
-        at = bisect_right(self._lows, id_) - 1
-        if at < 0 or id_ > self._sorted[at].high:
+        index = bisect_right(self._lows, id_) - 1
+        if index < 0 or id_ > self._sorted[index].high:
             return None
-        return self._sorted[at]
+        return self._sorted[index]
 
     def average_length(self, id_: int) -> float:
         """Return the average length of documents of the same tier."""
@@ -67,28 +67,28 @@ class VisibleDocuments:
 
     def neighbours(self, ids: Iterable[int]) -> dict[int, tuple[int, int]]:
         """Return the ids of the messages before and after each one; 0 if there is none."""
-        found: dict[int, tuple[int, int]] = {}
+        neighbours: dict[int, tuple[int, int]] = {}
         low, high, before, behind = 1, 0, 0, 0  # values of the range of the last id
         for id_ in ids:
             if not low <= id_ <= high:
-                stretch = self.range_of(id_)
-                if stretch is None or tier_of(id_) != "working":
-                    found[id_] = 0, 0
+                visible_range = self.range_of(id_)
+                if visible_range is None or tier_of(id_) != "working":
+                    neighbours[id_] = 0, 0
                     continue
-                _, _, low, high, before, behind, *_ = stretch
-            found[id_] = (
+                _, _, low, high, before, behind, *_ = visible_range
+            neighbours[id_] = (
                 id_ - 1 if id_ > low else before,
                 id_ + 1 if id_ < high else behind,
             )
-        return found
+        return neighbours
 
     def is_ended_by(self, end: FactEndRow, id_: int) -> bool:
         """Return True if the retraction `end` applies to a document.
 
         It applies if it is on a path of the same believer, or of EVERYONE.
         """
-        stretch = self.range_of(id_)
-        who = stretch.believer if stretch is not None else EVERYONE
+        visible_range = self.range_of(id_)
+        who = visible_range.believer if visible_range is not None else EVERYONE
         return (not self._as_of or end.time <= self._as_of) and any(
             span.after < end.seq <= span.upto
             for believer in {who, EVERYONE}

@@ -97,14 +97,14 @@ class PostgresIndexReader:
         return self.timelines([name]).get(name, (0, 0))
 
     def timelines(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
-        found: dict[str, tuple[int, int]] = {}
+        numbers: dict[str, tuple[int, int]] = {}
         wanted = list(names)
         rows = self._query(_TIMELINES, wanted) if wanted else []
         for name, no, known, counts, totals in rows:
             if known:
-                found[name] = no, known
+                numbers[name] = no, known
                 self._timeline_ends[no] = _TimelineEnd(known, counts, totals)
-        return found
+        return numbers
 
     def last_positions(
         self, tiers: Iterable[Tier], ends: Collection[int]
@@ -113,8 +113,8 @@ class PostgresIndexReader:
 
         The end of a timeline is known from `timelines`. Most requests need only that.
         """
-        found: dict[Tier, dict[int, IndexPosition]] = {tier: {} for tier in tiers}
-        numbers = {TIERS.index(tier): places for tier, places in found.items()}
+        positions: dict[Tier, dict[int, IndexPosition]] = {tier: {} for tier in tiers}
+        numbers = {TIERS.index(tier): places for tier, places in positions.items()}
         rest: list[int] = []
         for end in ends:
             no, seq = end >> SEQ_BITS, end & (IDS_PER_LINE - 1)
@@ -129,7 +129,7 @@ class PostgresIndexReader:
         if rest:
             for number, end, id_, total in self._query(_PLACES, list(numbers), rest):
                 numbers[number][end] = IndexPosition(id_, total)
-        return found
+        return positions
 
     def document_ids(self, wanted: Mapping[int, Sequence[int]]) -> dict[tuple[int, int], int]:
         pairs = [
@@ -163,14 +163,14 @@ class PostgresIndexReader:
         wanted = list(ids)
         if not wanted:
             return {}
-        found: dict[int, DocumentRow] = {}
+        documents: dict[int, DocumentRow] = {}
         for id_, seq, time, importance, since, until, key, scope, *rest in self._query(
             _BARE if without_words else _ENTRIES, wanted
         ):
             when = id_, seq, time, importance, since, until
-            found[id_] = DocumentRow(*when, decode_text(key), decode_text(scope), *rest)
-        _check(wanted, found)
-        return found
+            documents[id_] = DocumentRow(*when, decode_text(key), decode_text(scope), *rest)
+        _check(wanted, documents)
+        return documents
 
     def contents(self, ids: Iterable[int]) -> Iterator[tuple[int, int, str, bytes | None]]:
         wanted = list(ids)
@@ -209,10 +209,10 @@ class PostgresIndexReader:
             some = terms[start : start + _COLUMNS]
             statement = _SCAN.format(columns=_COLUMN * len(some))
             quoted = [_quoted(term) for term in some]
-            ((there, *found),) = self._query(statement, *quoted, lows, highs)
-            if there != wanted:
-                raise IndexDamaged(f"words of {there} documents for {wanted}")
-            having |= {term: _ids(raw) for term, raw in zip(some, found, strict=True) if raw}
+            ((has_all, *postings),) = self._query(statement, *quoted, lows, highs)
+            if has_all != wanted:
+                raise IndexDamaged(f"words of {has_all} documents for {wanted}")
+            having |= {term: _ids(raw) for term, raw in zip(some, postings, strict=True) if raw}
         return having
 
     def find_terms(
@@ -223,26 +223,26 @@ class PostgresIndexReader:
         return {terms[number - 1]: _ids(raw or b"") for number, raw in rows}
 
     def _read_all(self, statement: str, ids: Collection[int]) -> dict[int, int]:
-        found: dict[int, int] = dict(self._query(statement, list(ids))) if ids else {}
-        _check(ids, found)
-        return found
+        values: dict[int, int] = dict(self._query(statement, list(ids))) if ids else {}
+        _check(ids, values)
+        return values
 
     def _query(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         # not prepared: the best plan depends on the values
         return self._connection.execute(statement, values, prepare=False, binary=True).fetchall()
 
 
-def _check(wanted: Sized, found: Sized) -> None:
-    if len(found) < len(wanted):
-        raise IndexDamaged(f"{len(wanted) - len(found)} of {len(wanted)} documents are not there")
+def _check(wanted: Sized, rows: Sized) -> None:
+    if len(rows) < len(wanted):
+        raise IndexDamaged(f"{len(wanted) - len(rows)} of {len(wanted)} documents are not there")
 
 
 def _ids(raw: bytes) -> list[int]:
     """Decode ids and sort them. They are usually in order, so that sorting is cheap."""
-    made = array("q", raw)
+    ids = array("q", raw)
     if byteorder == "little":
-        made.byteswap()
-    return sorted(made)
+        ids.byteswap()
+    return sorted(ids)
 
 
 def _quoted(term: str) -> str:
@@ -280,7 +280,7 @@ Above it, scanning the visible documents is faster.
 class _RangePart(NamedTuple):
     """Part of a visible range: low <= id <= high."""
 
-    stretch: VisibleRange
+    visible_range: VisibleRange
     low: int
     high: int
 
@@ -317,24 +317,26 @@ class PostgresPostings:
     def nearest(self, term: str, limit: int) -> list[int]:
         if term in self._all_ids:
             return self._all_ids[term][:limit]
-        found: list[int] = []
+        nearest: list[int] = []
         for parts in self._range_batches(_doubled(2 * limit), newest=True):
             ids = self._reader.scan_terms([term], _ranges(parts)).get(term, ())
             for _, some in _by_part(ids, parts):
-                found += reversed(some)
-            if len(found) >= limit:
+                nearest += reversed(some)
+            if len(nearest) >= limit:
                 break
-        return found[:limit]
+        return nearest[:limit]
 
     def _count_by_scan(self, tallies: dict[str, PostingCounter], size: int, total: int) -> None:
         """Count terms in documents until each has enough. Rare terms are left to the index."""
         open_ = dict(tallies)
-        found: dict[str, list[tuple[VisibleRange, Sequence[int]]]] = {term: [] for term in tallies}
+        postings: dict[str, list[tuple[VisibleRange, Sequence[int]]]] = {
+            term: [] for term in tallies
+        }
         seen = 0
         common = math.sqrt(self._limit / total)
 
         def many(term: str) -> int:
-            return sum(len(some) for _, some in found[term])
+            return sum(len(some) for _, some in postings[term])
 
         def sizes() -> Iterator[int]:
             yield size
@@ -346,10 +348,10 @@ class PostgresPostings:
             having = self._reader.scan_terms(list(open_), _ranges(parts))
             seen += sum(part.high - part.low + 1 for part in parts)
             for term, ids in having.items():
-                for stretch, some in _by_part(ids, parts):
-                    found[term].append((stretch, some))
+                for visible_range, some in _by_part(ids, parts):
+                    postings[term].append((visible_range, some))
                     if not open_[term].is_full:
-                        open_[term].add(some, stretch)
+                        open_[term].add(some, visible_range)
             if seen >= total:
                 break
             rare = [
@@ -362,38 +364,41 @@ class PostgresPostings:
             if not open_:
                 return
         for term in open_:
-            self._all_ids[term] = _nearest_first(found[term])
+            self._all_ids[term] = _nearest_first(postings[term])
 
     def _count_by_index(self, terms: Sequence[str], tallies: dict[str, PostingCounter]) -> None:
         """Count terms with the term index."""
         if not terms:
             return
-        found = self._find_all(terms)
+        postings = self._find_all(terms)
         for term in terms:
             tally = tallies[term] = PostingCounter(self._visible.total, self._limit)
-            for stretch, some in found[term]:
+            for visible_range, some in postings[term]:
                 if tally.is_full:
                     break
-                tally.add(some, stretch)
+                tally.add(some, visible_range)
 
     def _find_all(
         self, terms: Sequence[str]
     ) -> dict[str, list[tuple[VisibleRange, Sequence[int]]]]:
-        stretches = self._visible.ranges
-        found: dict[str, list[tuple[VisibleRange, Sequence[int]]]] = {}
-        if stretches:
-            low, high = min(one.low for one in stretches), max(one.high for one in stretches)
+        visible_ranges = self._visible.ranges
+        postings: dict[str, list[tuple[VisibleRange, Sequence[int]]]] = {}
+        if visible_ranges:
+            low, high = (
+                min(one.low for one in visible_ranges),
+                max(one.high for one in visible_ranges),
+            )
             most = MAX_INDEX_IDS + INDEX_IDS_PER_VISIBLE * self._visible.total
             for term, ids in self._reader.find_terms(terms, low, high, most).items():
                 if len(ids) < most:
-                    found[term] = list(group_by_range(self._visible, ids))
-        if rest := [term for term in terms if term not in found]:
-            whole = [_RangePart(one, one.low, one.high) for one in stretches]
+                    postings[term] = list(group_by_range(self._visible, ids))
+        if rest := [term for term in terms if term not in postings]:
+            whole = [_RangePart(one, one.low, one.high) for one in visible_ranges]
             having = self._reader.scan_terms(rest, _ranges(whole)) if whole else {}
-            found |= {term: list(_by_part(having.get(term, ()), whole)) for term in rest}
+            postings |= {term: list(_by_part(having.get(term, ()), whole)) for term in rest}
         for term in terms:
-            self._all_ids[term] = _nearest_first(found[term])
-        return found
+            self._all_ids[term] = _nearest_first(postings[term])
+        return postings
 
     def _range_batches(self, sizes: Iterator[int], *, newest: bool) -> Iterator[list[_RangePart]]:
         """Yield the visible documents in batches of the given sizes, nearest ranges first.
@@ -402,12 +407,12 @@ class PostgresPostings:
         """
         parts: list[_RangePart] = []
         left = next(sizes)
-        for stretch in self._visible.ranges:
-            low, high = stretch.low, stretch.high
+        for visible_range in self._visible.ranges:
+            low, high = visible_range.low, visible_range.high
             while low <= high:
                 many = min(left, high - low + 1)
                 first = high - many + 1 if newest else low
-                parts.append(_RangePart(stretch, first, first + many - 1))
+                parts.append(_RangePart(visible_range, first, first + many - 1))
                 low, high = (low, high - many) if newest else (low + many, high)
                 left -= many
                 if not left:
@@ -432,12 +437,12 @@ def _by_part(
     for part in parts:
         some = list(ids[bisect_left(ids, part.low) : bisect_right(ids, part.high)])
         if some:
-            yield part.stretch, some
+            yield part.visible_range, some
 
 
-def _nearest_first(found: Iterable[tuple[VisibleRange, Sequence[int]]]) -> list[int]:
+def _nearest_first(postings: Iterable[tuple[VisibleRange, Sequence[int]]]) -> list[int]:
     """Return ids nearest first. Ranges keep their order; each is read from its end."""
     whole: dict[int, list[int]] = {}
-    for stretch, ids in found:
-        whole.setdefault(stretch.order, []).extend(ids)
+    for visible_range, ids in postings:
+        whole.setdefault(visible_range.order, []).extend(ids)
     return [id_ for order in sorted(whole) for id_ in reversed(whole[order])]

@@ -100,12 +100,12 @@ class PostgresVectorStore:
 
     def get(self, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
         wanted = list(dict.fromkeys(hashes))
-        found: dict[bytes, bytes] = {}
+        vectors: dict[bytes, bytes] = {}
         for start in range(0, len(wanted), _BATCH_SIZE):
             statement = _GET.format(sent=self.vector_expression())
             rows = self.run(statement, (wanted[start : start + _BATCH_SIZE], self.name))
-            found.update((digest, self.to_float16(raw)) for digest, raw in rows)
-        return found
+            vectors.update((digest, self.to_float16(raw)) for digest, raw in rows)
+        return vectors
 
     def to_float16(self, raw: bytes) -> bytes:
         """Return a vector as float16 bytes, as a file stores it."""
@@ -406,9 +406,9 @@ class PostgresSemanticIndex:
         half = half.reshape(len(rows), -1)
         length = np.sqrt(np.square(half, dtype=np.float64).sum(axis=1))
         exact = cosines(half, length, query.astype(np.float64)).tolist()
-        found = [(name, seq, one) for (name, seq, _), one in zip(rows, exact, strict=True)]
-        found.sort(key=lambda near: (-near[2], -near[1], near[0]))
-        return found[:limit]
+        scored = [(name, seq, one) for (name, seq, _), one in zip(rows, exact, strict=True)]
+        scored.sort(key=lambda near: (-near[2], -near[1], near[0]))
+        return scored[:limit]
 
     def _should_scan(self, spans: Sequence[EventSpan], size: int) -> bool:
         many = sum(span.upto - span.after for span in set(spans))
@@ -424,9 +424,9 @@ class PostgresSemanticIndex:
             "embedder": self._store.name,
         }
 
-    def _store_vectors(self, mark: bytes, made: Mapping[bytes, Array]) -> bool:
-        size = len(next(iter(made.values())))
-        rows = [(digest, vector.astype(np.float16).tobytes()) for digest, vector in made.items()]
+    def _store_vectors(self, mark: bytes, vectors: Mapping[bytes, Array]) -> bool:
+        size = len(next(iter(vectors.values())))
+        rows = [(digest, vector.astype(np.float16).tobytes()) for digest, vector in vectors.items()]
         return self._store.put(mark, size, rows)
 
 

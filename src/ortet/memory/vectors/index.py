@@ -163,11 +163,11 @@ class LocalSemanticIndex:
             for tier in tiers:
                 line = self._matrix.tier_vectors(span, tier)
                 if line.upto < span.upto:
-                    found = _hashes(index, span, tier, line.upto)
-                    line.add((seq for seq, _ in found), span.upto)
-                    for start in range(0, len(found), _READ_BATCH):
+                    hashes = _hashes(index, span, tier, line.upto)
+                    line.add((seq for seq, _ in hashes), span.upto)
+                    for start in range(0, len(hashes), _READ_BATCH):
                         for seq, digest in self._load(
-                            span, tier, found[start : start + _READ_BATCH]
+                            span, tier, hashes[start : start + _READ_BATCH]
                         ):
                             self._missing.setdefault(digest, []).append((span, tier, seq))
                             absent[seq] = digest
@@ -188,15 +188,15 @@ class LocalSemanticIndex:
         self._worker.set_size(size)
 
     def _load(
-        self, span: EventSpan, tier: Tier, found: Sequence[tuple[int, bytes]]
+        self, span: EventSpan, tier: Tier, hashes: Sequence[tuple[int, bytes]]
     ) -> list[tuple[int, bytes]]:
         """Load stored vectors into their rows. Return the documents without one."""
-        places, vectors = self._read_vectors(digest for _, digest in found)
-        here = [(seq, places[digest]) for seq, digest in found if digest in places]
+        places, vectors = self._read_vectors(digest for _, digest in hashes)
+        here = [(seq, places[digest]) for seq, digest in hashes if digest in places]
         if vectors is not None:
             some = vectors.select([place for _, place in here])
             self._matrix.put(span.timeline, tier, [seq for seq, _ in here], some)
-        return [(seq, digest) for seq, digest in found if digest not in places]
+        return [(seq, digest) for seq, digest in hashes if digest not in places]
 
     def _still_missing(
         self,
@@ -216,9 +216,9 @@ class LocalSemanticIndex:
         return dict(sorted(wants.items(), key=lambda item: item[1].seq))
 
     def _absorb_finished(self) -> None:
-        made = self._backlog.take_finished()
-        places, vectors = self._read_vectors(digest for digest, fine in made.items() if fine)
-        for digest, fine in made.items():
+        finished = self._backlog.take_finished()
+        places, vectors = self._read_vectors(digest for digest, fine in finished.items() if fine)
+        for digest, fine in finished.items():
             if not fine or digest in places:
                 some = vectors.select([places[digest]]) if fine and vectors is not None else None
                 for span, tier, seq in self._missing.pop(digest, ()):
@@ -232,17 +232,17 @@ class LocalSemanticIndex:
         if not raw:
             return {}, None
         size = max(map(len, raw.values()))
-        made = np.frombuffer(b"".join(one.ljust(size) for one in raw.values()), np.float16)
-        half = made.reshape(len(raw), -1)
+        matrix = np.frombuffer(b"".join(one.ljust(size) for one in raw.values()), np.float16)
+        half = matrix.reshape(len(raw), -1)
         length = np.sqrt(np.square(half, dtype=np.float64).sum(axis=1))
         if not (np.abs(length - 1) < 0.01).all():  # stored vectors have length 1
             self._store.empty()
             return {}, None
         return {digest: place for place, digest in enumerate(raw)}, quantise(half, length)
 
-    def _store_vectors(self, mark: bytes, made: Mapping[bytes, Array]) -> bool:
-        size = len(next(iter(made.values())))
-        rows = [(digest, vector.astype(np.float16).tobytes()) for digest, vector in made.items()]
+    def _store_vectors(self, mark: bytes, vectors: Mapping[bytes, Array]) -> bool:
+        size = len(next(iter(vectors.values())))
+        rows = [(digest, vector.astype(np.float16).tobytes()) for digest, vector in vectors.items()]
         return self._store.put(mark, size, rows)
 
     def _nearest(
@@ -253,9 +253,9 @@ class LocalSemanticIndex:
         why = self._worker.failure_reason
         if absent and absent == sum(len(one.rows) for one in seen):
             return SemanticMatches([], f"failed: {why}" if why else "late")
-        found = nearest_documents(seen, query, limit)
+        nearest = nearest_documents(seen, query, limit)
         return SemanticMatches(
-            [(one.timeline, one.seq, one.cosine) for one in found], "some" if absent else "all"
+            [(one.timeline, one.seq, one.cosine) for one in nearest], "some" if absent else "all"
         )
 
 

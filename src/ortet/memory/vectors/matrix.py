@@ -45,8 +45,14 @@ class QuantisedVectors(NamedTuple):
     def select(self, selector: RowSelector) -> QuantisedVectors:
         return QuantisedVectors._make(part[selector] for part in self)
 
-    def put(self, at: RowSelector, rows: QuantisedVectors) -> None:
-        self.half[at], self.length[at], self.quantised[at], self.scale[at], self.error[at] = rows
+    def put(self, target: RowSelector, rows: QuantisedVectors) -> None:
+        (
+            self.half[target],
+            self.length[target],
+            self.quantised[target],
+            self.scale[target],
+            self.error[target],
+        ) = rows
 
     def with_capacity(self, count: int) -> QuantisedVectors:
         """Return a copy with room for `count` rows."""
@@ -150,8 +156,10 @@ class TierVectors:
             vectors = vectors.select(fits)
             for number in np.unique(places // _CHUNK_ROWS).tolist():
                 of = places // _CHUNK_ROWS == number
-                at = places[of] % _CHUNK_ROWS
-                self._grown_chunk(number, int(at.max()), vectors).put(at, vectors.select(of))
+                chunk_rows = places[of] % _CHUNK_ROWS
+                self._grown_chunk(number, int(chunk_rows.max()), vectors).put(
+                    chunk_rows, vectors.select(of)
+                )
         np.frombuffer(self._vector_states, np.uint8)[places] = (
             _NO_VECTOR if vectors is None else _VECTOR_PRESENT
         )
@@ -178,17 +186,17 @@ class TierVectors:
 
     def cosines(self, rows: Int64Array, query: Float64Array) -> Float64Array:
         """Return exact cosines. Each row is computed alone, so that other rows change no digit."""
-        found = np.empty(len(rows), np.float64)
+        result = np.empty(len(rows), np.float64)
         for number in np.unique(rows // _CHUNK_ROWS).tolist():
             of = rows // _CHUNK_ROWS == number
-            at = rows[of] % _CHUNK_ROWS
+            chunk_rows = rows[of] % _CHUNK_ROWS
             half, length, *_ = self._chunks[number]
-            found[of] = cosines(half[at], length[at], query)
-        return found
+            result[of] = cosines(half[chunk_rows], length[chunk_rows], query)
+        return result
 
     def seqs_at(self, rows: Int64Array) -> list[int]:
-        found: list[int] = self._seqs()[rows].tolist()
-        return found
+        seqs: list[int] = self._seqs()[rows].tolist()
+        return seqs
 
     @property
     def size_bytes(self) -> int:
@@ -207,11 +215,11 @@ class TierVectors:
             yield number, slice(first, first + stop - start), start
             start = stop
 
-    def _grown_chunk(self, number: int, at: int, like: QuantisedVectors) -> QuantisedVectors:
+    def _grown_chunk(self, number: int, end: int, like: QuantisedVectors) -> QuantisedVectors:
         while len(self._chunks) <= number:
             self._chunks.append(like.select(slice(0)))
         chunk = self._chunks[number]
-        if at >= len(chunk.scale):
+        if end >= len(chunk.scale):
             known = len(self.seqs) - number * _CHUNK_ROWS
             count = min(max(16, 2 * len(chunk.scale), known), _CHUNK_ROWS)
             self._chunks[number] = chunk = chunk.with_capacity(count)
@@ -262,21 +270,21 @@ class VectorMatrix:
 
     def visible_rows(self, spans: Sequence[EventSpan], tiers: Sequence[Tier]) -> list[_VisibleRows]:
         """Return the rows of the spans, each span once."""
-        found = []
+        ranges = []
         for span in dict.fromkeys(spans):
             for tier in tiers:
                 line = self._lines.get((span.timeline, tier))
                 if line is not None and (rows := line.rows_in(span)):
-                    found.append(_VisibleRows(span.timeline, line, rows))
-        return found
+                    ranges.append(_VisibleRows(span.timeline, line, rows))
+        return ranges
 
 
 def cosines(half: NDArray[np.float16], length: Float64Array, query: Float64Array) -> Float64Array:
     """Return the cosines of stored vectors. Each row is independent of the others."""
     products = to_float32(half, length).astype(np.float64)
     products *= query
-    found: Float64Array = products.sum(axis=1)
-    return found
+    sums: Float64Array = products.sum(axis=1)
+    return sums
 
 
 def nearest_documents(
@@ -298,15 +306,15 @@ def nearest_documents(
     chosen = np.flatnonzero(most >= needed)
     starts = np.cumsum([0, *(len(one.rows) for one in visible)])
     cuts = np.searchsorted(chosen, starts)
-    found: list[NearestDocument] = []
+    documents: list[NearestDocument] = []
     for number in np.flatnonzero(np.diff(cuts)).tolist():
         timeline, line, rows = visible[number]
-        at = chosen[cuts[number] : cuts[number + 1]] - starts[number] + rows.start
-        found += map(
+        positions = chosen[cuts[number] : cuts[number + 1]] - starts[number] + rows.start
+        documents += map(
             NearestDocument,
             repeat(timeline),
-            line.seqs_at(at),
-            line.cosines(at, question.exact).tolist(),
+            line.seqs_at(positions),
+            line.cosines(positions, question.exact).tolist(),
         )
-    found.sort(key=lambda near: (-near.cosine, -near.seq, near.timeline))
-    return found[:limit]
+    documents.sort(key=lambda near: (-near.cosine, -near.seq, near.timeline))
+    return documents[:limit]

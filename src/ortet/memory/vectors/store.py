@@ -64,14 +64,14 @@ class SqliteVectorStore:
 
         def work(db: apsw.Connection) -> dict[bytes, bytes]:
             no, size = self._embedder_row(db)
-            found: dict[bytes, bytes] = {}
+            vectors: dict[bytes, bytes] = {}
             for start in range(0, len(wanted) if size else 0, _BATCH_SIZE):
                 some: list[bytes | None] = [*wanted[start : start + _BATCH_SIZE]]
                 some += [None] * (
                     _BATCH_SIZE - len(some)
                 )  # fixed length, so that the statement stays prepared
-                found.update(db.execute(_GET, (no, *some)))
-            return found
+                vectors.update(db.execute(_GET, (no, *some)))
+            return vectors
 
         return self._run(work)
 

@@ -104,8 +104,8 @@ class EmbeddingBacklog:
     def take_finished(self) -> dict[bytes, bool]:
         """Return the texts finished since the last call."""
         with self._lock:
-            made, self._finished = self._finished, {}
-            return made
+            finished, self._finished = self._finished, {}
+            return finished
 
     def clear(self) -> None:
         with self._lock:
@@ -154,12 +154,12 @@ def _texts(chosen: Sequence[WantedText]) -> dict[int, str]:
         return {}
     seqs = {want.seq for want in chosen}
     news, span, _ = chosen[0]
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     for upto, docs, _ in news(span, min(seqs) - 1):
-        found.update((doc.seq, doc.text) for doc in docs if doc.seq in seqs)
+        texts.update((doc.seq, doc.text) for doc in docs if doc.seq in seqs)
         if upto >= max(seqs):
             break
-    return found
+    return texts
 
 
 Array = NDArray[np.float32]
@@ -320,7 +320,7 @@ class EmbeddingWorker:
         with self._changed:
             digest, text = next(reversed(self._queries.items()))
         try:
-            made, good = self._embed([text])
+            vectors, good = self._embed([text])
             if not good.all():
                 raise _nonsense(self._embedder, "a vector that is zero or not of numbers")
         except BaseException as error:
@@ -334,7 +334,7 @@ class EmbeddingWorker:
             self._queries.pop(digest, None)
             while len(self._query_vectors) >= _MAX_CACHED_QUERIES:
                 del self._query_vectors[next(iter(self._query_vectors))]
-            self._query_vectors[digest] = made[0]
+            self._query_vectors[digest] = vectors[0]
             self._changed.notify_all()
 
     def _embed_next_batch(self) -> None:
@@ -344,11 +344,11 @@ class EmbeddingWorker:
             if not batch:
                 return
             began = time.monotonic()
-            made, good = self._embed(list(batch.values()))
+            vectors, good = self._embed(list(batch.values()))
             took = time.monotonic() - began
             if not good.any():
                 raise _nonsense(self._embedder, "vectors that are zero or not of numbers")
-            rows = zip(batch, made, good, strict=True)
+            rows = zip(batch, vectors, good, strict=True)
             if not self._store_vectors(
                 mark, {digest: vector for digest, vector, fine in rows if fine}
             ):
@@ -371,12 +371,12 @@ class EmbeddingWorker:
     def _embed(self, texts: Sequence[str]) -> tuple[Array, NDArray[np.bool_]]:
         self._call_started = time.monotonic()
         try:
-            given = self._embedder.embed(texts)
+            answer = self._embedder.embed(texts)
         finally:
             self._call_started = 0.0
-        made, good = normalise_vectors(self._embedder, given, len(texts), self.size)
-        self.size = made.shape[1]
-        return made, good
+        vectors, good = normalise_vectors(self._embedder, answer, len(texts), self.size)
+        self.size = vectors.shape[1]
+        return vectors, good
 
 
 def normalise_vectors(

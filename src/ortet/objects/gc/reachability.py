@@ -85,9 +85,9 @@ class ReachableSet:
         on_broken: BrokenRefHandler,
         on_blob: BlobHandler | None,
     ) -> None:
-        found = self._read(batch, on_broken)
+        contents = self._read(batch, on_broken)
         for link, parent in batch:
-            data = found.get(link.oid)
+            data = contents.get(link.oid)
             if data is None:
                 continue
             try:
@@ -103,13 +103,13 @@ class ReachableSet:
             return dict(self._objects.get_many(link.oid for link, _ in batch))
         except OrtetError:
             pass  # read one by one to find the broken one
-        found: dict[Oid, bytes] = {}
+        contents: dict[Oid, bytes] = {}
         for link, parent in batch:
             try:
-                found[link.oid] = self._objects.get(link.oid)
+                contents[link.oid] = self._objects.get(link.oid)
             except OrtetError as error:
                 on_broken(link, parent, error)
-        return found
+        return contents
 
 
 def _raise_missing(ref: ObjectRef, parent: Oid | None, error: OrtetError) -> None:

@@ -33,16 +33,16 @@ def choose_packs(
     small = [source for source in sources if source.end < _SMALL_PACK_BYTES]
     merge = len(small) >= _MERGE_MIN_PACKS
     victims: list[FrameSource] = []
-    kept: list[FrameSource] = []
+    remaining: list[FrameSource] = []
     seen: set[Oid] = set()
     for source in sources:
         total = dead = 0
         frames: set[int] = set()
-        for oid, spot in source.locations():
-            frames.add(spot[1])
-            total += spot[3] + 1
+        for oid, location in source.locations():
+            frames.add(location[1])
+            total += location[3] + 1
             if oid not in reachable or oid in seen:
-                dead += spot[3] + 1
+                dead += location[3] + 1
             else:
                 seen.add(oid)
         crumbs = (
@@ -50,8 +50,8 @@ def choose_packs(
         )
         worth = dead > 0 and dead >= min_garbage * total
         chosen = worth or crumbs or (merge and source.end < _SMALL_PACK_BYTES)
-        (victims if chosen else kept).append(source)
-    return victims, kept
+        (victims if chosen else remaining).append(source)
+    return victims, remaining
 
 
 class Repacker:
@@ -70,32 +70,32 @@ class Repacker:
         self._tail: Tail | None = None
         self._tail_bytes = 0
 
-    def set_kept_packs(self, kept: Sequence[FrameSource]) -> None:
+    def set_kept_packs(self, packs: Sequence[FrameSource]) -> None:
         """Set the packs that are kept. Their intact objects need not be copied."""
-        self._kept_packs = kept
+        self._kept_packs = packs
 
     def copy(
         self, located: Iterable[tuple[Oid, ObjectLocation]], reachable: Collection[Oid]
     ) -> None:
         """Copy the reachable objects of one pack that no kept pack has."""
         wanted = [
-            (oid, spot)
-            for oid, spot in located
+            (oid, location)
+            for oid, location in located
             if oid in reachable and oid not in self._copied and not self._is_in_kept_pack(oid)
         ]
         wanted.sort(key=lambda found: found[1][1:3])
         self._copied.update(oid for oid, _ in wanted)
-        for oid, spot in wanted:
-            full = self._batches.add((oid, spot[4], self._read(oid, spot)))
+        for oid, location in wanted:
+            full = self._batches.add((oid, location[4], self._read(oid, location)))
             if full is not None:
                 self._append(full)
 
     def _is_in_kept_pack(self, oid: Oid) -> bool:
         for source in self._kept_packs:
             with contextlib.suppress(Corrupt, NotFound):
-                spot = source.find(oid)
-                if spot is not None:
-                    self._objects.cache.load(source, spot[1])
+                location = source.find(oid)
+                if location is not None:
+                    self._objects.cache.load(source, location[1])
                     return True
         return False
 

@@ -132,22 +132,22 @@ class SweepRun:
 
     def mark(self, progress: Progress | None) -> None:
         """Phase 1, concurrent with writers: find reachable objects."""
-        shelf = self._objects.pack_set
-        shelf.refresh()
+        pack_set = self._objects.pack_set
+        pack_set.refresh()
         loose: list[Tail] = [
-            *shelf.own_tails,
-            *(tail for tail in shelf.foreign_tails if tail.is_unlocked()),
+            *pack_set.own_tails,
+            *(tail for tail in pack_set.foreign_tails if tail.is_unlocked()),
         ]
-        self._bytes_before = sum(source.end for source in (*shelf.packs, *loose))
+        self._bytes_before = sum(source.end for source in (*pack_set.packs, *loose))
         if not self._dry_run:
             self._objects.writer.seal_now()
-            shelf.refresh()
+            pack_set.refresh()
             loose = []
         self._prefetch_packs()
-        self._packs = [*shelf.packs, *(tail for tail in loose if tail.end)]
+        self._packs = [*pack_set.packs, *(tail for tail in loose if tail.end)]
         self._total_objects = sum(len(source) for source in self._packs)
         total = self._total_objects + sum(
-            len(tail) for tail in (*shelf.own_tails, *shelf.foreign_tails)
+            len(tail) for tail in (*pack_set.own_tails, *pack_set.foreign_tails)
         )
         tick = None if progress is None else lambda done: progress(min(done, total), total)
         self._reachable.add(self._roots(), on_progress=tick)
@@ -161,10 +161,10 @@ class SweepRun:
 
         They may belong to an unfinished commit.
         """
-        shelf = self._objects.pack_set
-        for tail in (*shelf.own_tails, *shelf.foreign_tails):
+        pack_set = self._objects.pack_set
+        for tail in (*pack_set.own_tails, *pack_set.foreign_tails):
             if tail not in sealable:
-                links = (ObjectRef(oid, kind_of(spot[4])) for oid, spot in tail.locations())
+                links = (ObjectRef(oid, kind_of(location[4])) for oid, location in tail.locations())
                 # A killed writer may have left a tree without its blobs. That is not damage.
                 self._reachable.add(links, on_broken=_ignore_broken)
         pending = list(self._objects.writer.pending.values())
@@ -179,8 +179,8 @@ class SweepRun:
     def copy(self) -> None:
         """Phase 2, concurrent with writers: copy reachable objects of the old packs durably."""
         alive = self._reachable.oids
-        self.victims, kept = self._choose_packs(self._packs, alive)
-        self._repacker.set_kept_packs(kept)
+        self.victims, remaining = self._choose_packs(self._packs, alive)
+        self._repacker.set_kept_packs(remaining)
         self._reachable.newly_reached.clear()
         try:
             for victim in self.victims:
@@ -225,8 +225,10 @@ class SweepRun:
             if len(victim) < len(fresh):
                 self._repacker.copy(victim.locations(), fresh)
                 continue
-            found = ((oid, victim.find(oid)) for oid in fresh)
-            self._repacker.copy(((oid, spot) for oid, spot in found if spot is not None), fresh)
+            located = ((oid, victim.find(oid)) for oid in fresh)
+            self._repacker.copy(
+                ((oid, location) for oid, location in located if location is not None), fresh
+            )
         self._repacker.seal()
 
     def _delete(self) -> None:
@@ -240,16 +242,16 @@ class SweepRun:
 
     def _remove_orphan_indexes(self) -> None:
         """Delete indexes of packs that no longer exist, and unused groups."""
-        root, shelf = self._objects.layout, self._objects.pack_set
-        shelf.refresh()
+        root, pack_set = self._objects.layout, self._objects.pack_set
+        pack_set.refresh()
         alive = {*root.tail_ids(), *list_packs(self._objects.bucket)}
-        needed = {f"{id_}.idx" for id_ in alive} | {group.path.name for group in shelf.groups()}
+        needed = {f"{id_}.idx" for id_ in alive} | {group.path.name for group in pack_set.groups()}
         for name in os.listdir(root.index):
             if name.endswith((".idx", GROUP)) and name not in needed:
                 with contextlib.suppress(FileNotFoundError):
                     (root.index / name).unlink()
         with contextlib.suppress(OrtetError, OSError):
-            shelf.merge_tables()
+            pack_set.merge_tables()
 
     def remove_leftovers(self) -> None:
         """Delete temporary files of killed processes.

@@ -105,9 +105,9 @@ class _RemoteSweep:
         self, packs: Sequence[FrameSource], alive: Collection[Oid]
     ) -> tuple[list[FrameSource], list[FrameSource]]:
         old = [pack for pack in packs if _created_ns(pack.id) < self._cutoff_ns]
-        victims, kept = choose_packs(old, alive, min_garbage=self._min_garbage)
-        marked = [pack for pack in kept if pack.id in self._pack_set.marked_for_deletion]
-        return [*victims, *marked], [pack for pack in kept if pack not in marked]
+        victims, remaining = choose_packs(old, alive, min_garbage=self._min_garbage)
+        marked = [pack for pack in remaining if pack.id in self._pack_set.marked_for_deletion]
+        return [*victims, *marked], [pack for pack in remaining if pack not in marked]
 
     def delete_victims(self, fence: Callable[[], int]) -> None:
         """Write the deletion marks, raise the epoch, and delete the packs.

@@ -140,11 +140,11 @@ class _Verifier:
         places: dict[Oid, list[tuple[int, int, int, int]]] = {}
         with ThreadPoolExecutor(2, "ortet-verify") as pool:
             coming: deque[tuple[frame.FrameInfo, Future[list[Oid]]]] = deque()
-            for lead in self._valid_frames(source, where):
+            for frame_info in self._valid_frames(source, where):
                 if self._sample < 1 and random.random() >= self._sample:
-                    self._skip_frame(lead, places)
+                    self._skip_frame(frame_info, places)
                     continue
-                coming.append((lead, pool.submit(self._hash_objects, source, lead)))
+                coming.append((frame_info, pool.submit(self._hash_objects, source, frame_info)))
                 if len(coming) > _READ_AHEAD_FRAMES:
                     self._check_frame(source, where, *coming.popleft(), places)
             while coming:
@@ -154,14 +154,14 @@ class _Verifier:
 
     def _valid_frames(self, source: FrameSource, where: str) -> Iterator[frame.FrameInfo]:
         """Yield frames with valid headers. Report damage between them, except an incomplete end."""
-        at: int | None = 0
+        position: int | None = 0
         stop, tried = source.extent(), -1
-        while at is not None:
-            start = at
+        while position is not None:
+            start = position
             try:
-                for lead in frame.scan(source.read, start, stop):
-                    yield lead
-                    start = lead.offset + lead.header.size
+                for frame_info in frame.scan(source.read, start, stop):
+                    yield frame_info
+                    start = frame_info.offset + frame_info.header.size
                 return
             except NotFound as error:
                 self._report(where, error.message)
@@ -169,21 +169,21 @@ class _Verifier:
             except OrtetError as error:
                 if isinstance(source, Tail) and tried != start:
                     # The frame may have been incomplete when it was read. Read it once more.
-                    at, stop, tried = start, source.extent(), start
+                    position, stop, tried = start, source.extent(), start
                     continue
-                at = frame.resync(source.read, start + 1, stop)
-                if at is not None or not _is_torn(source, start):
+                position = frame.resync(source.read, start + 1, stop)
+                if position is not None or not _is_torn(source, start):
                     self._report_frame(source, where, error.message)
 
     def _hash_objects(self, source: FrameSource, frame_info: frame.FrameInfo) -> list[Oid]:
         """Compute the ids of a frame's objects from disk, not from a cache."""
         data = memoryview(source.load(frame_info.offset))
-        found: list[Oid] = []
-        at = 0
+        oids: list[Oid] = []
+        offset = 0
         for _, _, length in frame_info.rows():
-            found.append(self._store.hasher.oid(data[at : at + length]))
-            at += length
-        return found
+            oids.append(self._store.hasher.oid(data[offset : offset + length]))
+            offset += length
+        return oids
 
     def _skip_frame(
         self, frame_info: frame.FrameInfo, locations: dict[Oid, list[tuple[int, int, int, int]]]
@@ -216,7 +216,7 @@ class _Verifier:
             locations.setdefault(oid, []).append((frame_info.offset, start, length, kind))
             start += length
         try:
-            found = self._await_hashes(source, frame_info, hashes)
+            oids = self._await_hashes(source, frame_info, hashes)
         except (Corrupt, NotFound) as error:
             if not _is_torn(source, frame_info.offset):
                 self._report_frame(
@@ -225,7 +225,7 @@ class _Verifier:
             return
         self.objects += len(rows)
         self.bytes += frame_info.header.raw
-        for (oid, _, _), true in zip(rows, found, strict=True):
+        for (oid, _, _), true in zip(rows, oids, strict=True):
             if oid == true:
                 self._verified.add(oid)
             else:

@@ -58,9 +58,9 @@ class RemotePackFile(PackFile):
                 return decode_frame(data, offset)
         end = self._frame_end(offset, load_index)
         data = self._bucket.get(pack_key(self._id), offset, end - offset)
-        found = decode_frame(data, offset)
+        payload = decode_frame(data, offset)
         self._cache.put(name, data)
-        return found
+        return payload
 
     def drop_local_copy(self) -> None:
         self._file = None
@@ -113,8 +113,8 @@ class RemotePackFile(PackFile):
         """Return the end of the frame that begins at `offset`."""
         if self._frame_offsets is None:
             self._frame_offsets = sorted({place[1] for _, *place in load_index()})
-        at = bisect.bisect_right(self._frame_offsets, offset)
-        return self._frame_offsets[at] if at < len(self._frame_offsets) else self._size
+        index = bisect.bisect_right(self._frame_offsets, offset)
+        return self._frame_offsets[index] if index < len(self._frame_offsets) else self._size
 
 
 class RemoteTail(PackSource):
@@ -145,22 +145,22 @@ class RemoteTail(PackSource):
         """
         if self._frames and self.read(self._frames[-1][0], frame.HEADER_BYTES) != self._last_header:
             self._reset()
-        for lead in frame.scan(self.read, self.end, size):
+        for frame_info in frame.scan(self.read, self.end, size):
             start = 0
-            if lead.header.key_id == self._key_id:
-                for oid, kind, length in lead.rows():
-                    self._locations[oid] = (self, lead.offset, start, length, kind)
+            if frame_info.header.key_id == self._key_id:
+                for oid, kind, length in frame_info.rows():
+                    self._locations[oid] = (self, frame_info.offset, start, length, kind)
                     start += length
-            self._frames.append((lead.offset, lead.header.size))
-            self._last_header = lead.head
-            self.end = lead.offset + lead.header.size
+            self._frames.append((frame_info.offset, frame_info.header.size))
+            self._last_header = frame_info.head
+            self.end = frame_info.offset + frame_info.header.size
 
     def read(self, offset: int, length: int) -> bytes:
         return self._bucket.get(f"packs/{self.id}{TAIL}", offset, length)
 
     def load(self, offset: int) -> bytes:
-        at = bisect.bisect_left(self._frames, (offset, 0))
-        size = self._frames[at][1] if at < len(self._frames) else 0
+        index = bisect.bisect_left(self._frames, (offset, 0))
+        size = self._frames[index][1] if index < len(self._frames) else 0
         return decode_frame(self.read(offset, size), offset)
 
     def close_files(self) -> None: ...
@@ -179,7 +179,11 @@ class RemoteTail(PackSource):
         ]
 
     def iter_range(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
-        return ((oid, spot[4]) for oid, spot in list(self._locations.items()) if low <= oid <= high)
+        return (
+            (oid, location[4])
+            for oid, location in list(self._locations.items())
+            if low <= oid <= high
+        )
 
     def locations(self) -> Iterator[tuple[Oid, ObjectLocation]]:
         return iter(list(self._locations.items()))

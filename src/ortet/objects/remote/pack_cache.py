@@ -79,15 +79,15 @@ class PackCache:
     def prune(self) -> None:
         """If the limit is exceeded, delete the least recently used files, down to 3/4 of it."""
         self._bytes_since_prune = 0
-        found: list[tuple[int, int, str]] = []
+        files: list[tuple[int, int, str]] = []
         for entry in self._entries():
             with suppress(OSError):
                 status = entry.stat()
-                found.append((status.st_mtime_ns, status.st_size, entry.path))
-        total = sum(size for _, size, _ in found)
+                files.append((status.st_mtime_ns, status.st_size, entry.path))
+        total = sum(size for _, size, _ in files)
         if total <= self._limit:
             return
-        for _, size, path in sorted(found):
+        for _, size, path in sorted(files):
             if total <= self._limit * 3 // 4:
                 break
             with suppress(OSError):

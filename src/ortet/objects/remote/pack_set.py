@@ -85,25 +85,25 @@ class RemotePackStorage(PackStorage):
         sizes = pack_sizes(listed)
         packs.marked_for_deletion = frozenset(pack_sizes(listed, DELETION_MARK_SUFFIX))
         known = {pack.id: pack for pack in packs.packs if not reload_tails or pack.sealed}
-        found: list[PackSource] = []
+        sources: list[PackSource] = []
         for id_, size in sizes.items():
             pack = known.get(id_)
             same = pack is not None and pack.sealed and pack.end == size
-            found.append(pack if same and pack is not None else self._open_pack(id_, size))
+            sources.append(pack if same and pack is not None else self._open_pack(id_, size))
         if after_sweep:
             self._evict_swept_packs(set(sizes))
-        new_packs = [pack for pack in found if isinstance(pack, Pack) and pack.id not in known]
+        new_packs = [pack for pack in sources if isinstance(pack, Pack) and pack.id not in known]
         self._fetch_groups(pack_sizes(listed, GROUP), new_packs)
         mine = {tail.id for tail in packs.own_tails}
-        found = [pack for pack in found if pack.id not in mine]
+        sources = [pack for pack in sources if pack.id not in mine]
         for id_, size in pack_sizes(listed, TAIL).items():
             tail = known.get(id_)
             if not isinstance(tail, RemoteTail):
                 tail = RemoteTail(self._bucket, id_, key_id=self._key_id)
             with contextlib.suppress(NotFound, Corrupt):  # sealed since the listing
                 tail.advance(size)
-                found.append(tail)
-        packs.set_packs(found)
+                sources.append(tail)
+        packs.set_packs(sources)
 
     def _evict_swept_packs(self, ids: set[str]) -> None:
         """Delete cached files and indexes of packs that no longer exist."""
@@ -186,7 +186,7 @@ class RemotePackStorage(PackStorage):
             except Conflict as error:
                 if error.kind != "exists":
                     raise
-        entries = [(oid, 0, *spot[1:]) for oid, spot in tail.locations()]
+        entries = [(oid, 0, *location[1:]) for oid, location in tail.locations()]
         pack = self._open_pack(id_, tail.end)
         with contextlib.suppress(OSError):
             data = encode_index([(id_, tail.end)], entries)
@@ -225,9 +225,9 @@ def prefetch_small_packs(pack_set: PackSet, bucket: Bucket) -> None:
         and not (pack.file.is_cached() and pack.index_path.exists())
     ]
     for packs in _fetch_batches(wanted):
-        found = bucket.get_all([pack_key(pack.id) for pack, _ in packs])
+        contents = bucket.get_all([pack_key(pack.id) for pack, _ in packs])
         for pack, file in packs:
-            data = found.get(pack_key(pack.id), b"")
+            data = contents.get(pack_key(pack.id), b"")
             if len(data) == pack.end:
                 file.cache_whole(data)
                 pack.build_index()
@@ -253,5 +253,5 @@ def _fetch_batches(packs: Sequence[_PackAndFile]) -> Iterator[list[_PackAndFile]
 
 def _copy_tail(tail: Tail, path: Path) -> None:
     with open(path, "xb") as file:
-        for at in range(0, tail.end, FETCH_WHOLE_MAX_BYTES):
-            file.write(tail.read(at, min(FETCH_WHOLE_MAX_BYTES, tail.end - at)))
+        for offset in range(0, tail.end, FETCH_WHOLE_MAX_BYTES):
+            file.write(tail.read(offset, min(FETCH_WHOLE_MAX_BYTES, tail.end - offset)))

@@ -35,7 +35,7 @@ def test_a_missing_criu_is_reported_with_the_fix() -> None:
     assert "scripts/criu" in line.fix
 
 
-def test_an_old_one_is_named(tmp_path: Path) -> None:
+def test_an_old_criu_is_reported_with_its_version(tmp_path: Path) -> None:
     old = program(tmp_path / "bin" / "criu", "Version: 3.17.1")
     assert find_criu() == old
     (line,) = probe_criu(old)
@@ -43,7 +43,7 @@ def test_an_old_one_is_named(tmp_path: Path) -> None:
     assert "3.17.1" in line.detail
 
 
-def test_a_new_enough_one_goes_before_an_old_one(tmp_path: Path) -> None:
+def test_a_supported_criu_is_preferred_to_an_old_one(tmp_path: Path) -> None:
     program(tmp_path / "bin" / "criu", "Version: 3.17.1")
     ours = program(tmp_path / "ours", "Version: 4.2.1")
     assert find_criu() == ours

@@ -73,7 +73,7 @@ def test_only_connections_that_leave_the_machine_are_closed_in_the_dump(tmp_path
     assert [number for number, _ in iter_fields(told)][-2:] == [13, 14]  # the rest is as it was
 
 
-def test_a_client_through_a_door_has_no_other_end_inside(tmp_path: Path) -> None:
+def test_a_connection_through_a_port_forward_is_not_external(tmp_path: Path) -> None:
     put(tmp_path, sock(("127.0.0.1", 3000), ("127.0.0.1", 40000)))
     (one,) = close_external_connections(tmp_path, os.getpid())
     assert (one.local, one.door) == ("127.0.0.1:3000", True)

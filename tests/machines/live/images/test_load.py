@@ -70,7 +70,7 @@ def images(place: Path) -> Path:
     return write_images(place / "images", memory, ghost=os.urandom(300_000))
 
 
-def test_a_directory_that_is_there_is_left_alone(shop: Shop, images: Path) -> None:
+def test_restore_images_refuses_an_existing_directory(shop: Shop, images: Path) -> None:
     kept = kept_in(shop.objects, images)
     with pytest.raises(Conflict):
         restore_images(shop.objects, kept.oid, images)
@@ -169,7 +169,7 @@ def test_a_nested_page_map_with_wrong_level_or_size_is_corrupt(shop: Shop, place
     assert contents(place / "back") == {"pages-1.img": bytes(4 * PAGE)}
 
 
-def test_names_cannot_leave_the_directory(shop: Shop, place: Path) -> None:
+def test_image_names_that_leave_the_directory_are_corrupt(shop: Shop, place: Path) -> None:
     blob = shop.objects.put(Kind.BLOB, b"x")
     record = Processes("criu", "", "", "", PAGE, [], [("../x", 1, blob)])
     with pytest.raises(Corrupt):

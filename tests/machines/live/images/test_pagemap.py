@@ -83,7 +83,7 @@ def test_each_pages_file_is_assigned_to_the_pagemap_of_its_process(tmp_path: Pat
 
 
 @given(RUNS)
-def test_blocks_are_the_file_without_gaps(runs: list[PageRun]) -> None:
+def test_cut_blocks_cover_the_file_without_gaps(runs: list[PageRun]) -> None:
     blocks = [block for leaf in cut_leaves(runs, PAGE) for block in leaf]
     at = 0
     for start, count in blocks:
@@ -93,7 +93,7 @@ def test_blocks_are_the_file_without_gaps(runs: list[PageRun]) -> None:
     assert at == sum(count for _, count in runs)
 
 
-def test_pages_that_come_do_not_move_the_blocks_behind_them() -> None:
+def test_added_pages_do_not_move_later_blocks() -> None:
     def addresses(runs: list[PageRun]) -> set[tuple[PageRun, ...]]:
         places = PageAddresses(runs)
         leaves = cut_leaves(runs, PAGE)

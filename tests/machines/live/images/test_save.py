@@ -68,7 +68,7 @@ def memories(shop: Shop, place: Path) -> Memories:
     return Memories(shop, place)
 
 
-def test_a_directory_comes_back_byte_for_byte(memories: Memories) -> None:
+def test_a_restored_image_directory_equals_the_dumped_one(memories: Memories) -> None:
     memory = {
         1: random_memory(0x400000, 3) | random_memory(0x7F000000, 700),
         2: random_memory(0x400000, 1),
@@ -132,7 +132,7 @@ def test_without_a_previous_one_equal_blocks_are_stored_once(memories: Memories)
     memories.check(kept, images)
 
 
-def test_pages_may_come_go_and_move(memories: Memories) -> None:
+def test_pages_that_are_added_removed_or_moved_are_restored(memories: Memories) -> None:
     memory = random_memory(HEAP, 1000)
     kept, _ = memories.keep(memories.write({1: random_memory(0x1000, 1), 7: memory}))
     for address in (HEAP, HEAP + 400 * PAGE, HEAP + 401 * PAGE):
@@ -159,7 +159,7 @@ def test_pages_of_zeros_cost_nothing(memories: Memories) -> None:
     memories.check(kept, images)
 
 
-def test_many_generations_stay_in_few_pieces(memories: Memories) -> None:
+def test_page_maps_of_many_generations_stay_small(memories: Memories) -> None:
     chance = random.Random(5)
     memory = random_memory(HEAP, 640)
     kept: SavedImages | None = None
@@ -273,7 +273,7 @@ def test_a_malformed_image_directory_is_refused(
     assert caught.value.kind == "bad_images"
 
 
-def test_the_record_says_where_it_was_made(memories: Memories) -> None:
+def test_the_process_record_has_the_profile_of_its_host(memories: Memories) -> None:
     kept, _ = memories.keep(memories.write({7: {}}))
     made = kept.processes
     assert (made.engine, made.version, made.kernel) == ("criu", "4.2.1", "6.18.3")
@@ -323,7 +323,7 @@ print(peak() - before)
 """
 
 
-def test_memory_is_not_held_in_memory(place: Path) -> None:
+def test_saving_images_needs_little_memory(place: Path) -> None:
     images = write_images(place / "images", {1: {}})
     count = 65_536
     (images / "pagemap-1.img").write_bytes(pagemap(1, [{1: HEAP, 2: 0, 4: 4, 5: count}]))

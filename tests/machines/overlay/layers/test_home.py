@@ -62,7 +62,7 @@ def test_a_fresh_upper_looks_like_the_root_and_holds_linked_files(
     assert (upper / "two").stat().st_nlink == 2
 
 
-def test_too_many_links_are_a_loss(
+def test_linked_files_too_large_to_copy_up_are_a_loss(
     home: MachineHome, stack: LayerStack, bases: LayerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_CARRIED_BYTES", 3)

@@ -100,7 +100,9 @@ class TestAfterARestartOfTheHost:
         bases.boot = "another"
         return bases
 
-    def test_sound_layers_are_used_on(self, shop: Shop, bases: LayerStore, tree: Path) -> None:
+    def test_intact_layers_are_reused_after_a_host_restart(
+        self, shop: Shop, bases: LayerStore, tree: Path
+    ) -> None:
         first = stacked(bases, shop.freeze(tree))
         (tree / "file").write_text("later")
         image = shop.freeze(tree)
@@ -110,7 +112,7 @@ class TestAfterARestartOfTheHost:
         assert stacked(again, image) == stack
         assert [(bases.root / name).stat().st_ino for name in stack.layers] == made
 
-    def test_a_file_that_lost_its_end_is_noticed(
+    def test_a_truncated_layer_file_is_noticed(
         self, shop: Shop, bases: LayerStore, tree: Path
     ) -> None:
         image = shop.freeze(tree)
@@ -136,7 +138,7 @@ class TestAfterARestartOfTheHost:
         assert (again.root / new.layers[0] / "file").read_text() == "later"
 
 
-def test_a_killed_build_leaves_nothing_that_counts(
+def test_a_layer_left_by_a_killed_build_is_not_used(
     shop: Shop, bases: LayerStore, tree: Path
 ) -> None:
     image = shop.freeze(tree)
@@ -271,7 +273,7 @@ def test_hardlinks_are_in_one_layer(
 
 
 @pytest.mark.overlay
-def test_distance_counts_names_and_stops(shop: Shop, place: Path) -> None:
+def test_count_changes_counts_names_up_to_the_limit(shop: Shop, place: Path) -> None:
     tree = place / "tree"
     tree.mkdir()
     empty = shop.freeze(tree).root
@@ -286,9 +288,7 @@ def test_distance_counts_names_and_stops(shop: Shop, place: Path) -> None:
 
 
 @pytest.mark.overlay
-def test_carried_lists_hardlinked_files_and_their_parent_directories(
-    shop: Shop, place: Path
-) -> None:
+def test_hardlinked_items_lists_linked_files_and_their_parents(shop: Shop, place: Path) -> None:
     tree = place / "tree"
     (tree / "a/b").mkdir(parents=True)
     (tree / "a/b/one").write_text("linked")

@@ -31,9 +31,11 @@ def find_criu(configured: str = "") -> str:
     if configured:
         return "" if configured == "off" else configured
     # The bundled CRIU first: it is installed only if the system's is not usable.
-    found = [path for path in (_BUNDLED_CRIU, shutil.which("criu") or "") if Path(path).is_file()]
-    good = [path for path in found if criu_version(path) >= MIN_VERSION]
-    return [*good, *found, ""][0]
+    candidates = [
+        path for path in (_BUNDLED_CRIU, shutil.which("criu") or "") if Path(path).is_file()
+    ]
+    good = [path for path in candidates if criu_version(path) >= MIN_VERSION]
+    return [*good, *candidates, ""][0]
 
 
 @cache

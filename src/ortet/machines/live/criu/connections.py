@@ -140,8 +140,8 @@ def _is_external(sock: _TcpSocket) -> bool:
 
     A local one without its other end among the processes belongs to a port forward.
     """
-    at = sock.peer[0]
-    return not (_is_loopback(at) or at in (sock.local[0], socket.inet_aton(OUTBOUND_ADDRESS)))
+    peer = sock.peer[0]
+    return not (_is_loopback(peer) or peer in (sock.local[0], socket.inet_aton(OUTBOUND_ADDRESS)))
 
 
 def _is_loopback(address: bytes) -> bool:
@@ -158,14 +158,14 @@ def _format_address(address: SocketAddress) -> str:
 def _closed_entry(entry: bytes) -> bytes:
     """Return the entry with an unconnected, unbound socket."""
     nothing = {_STATE: _CLOSED, _PORT: 0, _PEER_PORT: 0, _ADDRESS: 0, _PEER_ADDRESS: 0}
-    found: list[tuple[int, int | bytes]] = []
+    fields: list[tuple[int, int | bytes]] = []
     for field, value in iter_fields(entry):
         if field == _INET and isinstance(value, bytes):
             inner = [(number, nothing.get(number, one)) for number, one in iter_fields(value)]
-            found.append((field, encode_fields(inner)))
+            fields.append((field, encode_fields(inner)))
         else:
-            found.append((field, value))
-    return encode_fields(found)
+            fields.append((field, value))
+    return encode_fields(fields)
 
 
 def _rewrite_entries(path: Path, files: Sequence[bytes]) -> None:
@@ -179,16 +179,16 @@ def _rewrite_entries(path: Path, files: Sequence[bytes]) -> None:
 def _socket_owners(init_pid: int, inodes: set[int]) -> dict[int, tuple[int, str]]:
     """Return the process of each socket: its pid inside the machine, and its command."""
     wanted = {f"socket:[{ino}]": ino for ino in inodes}
-    found: dict[int, tuple[int, str]] = {}
+    owners: dict[int, tuple[int, str]] = {}
     for pid, place in _processes(f"/proc/{init_pid}/root/proc"):
         with suppress(OSError):
             for name in os.listdir(f"{place}/fd"):
                 ino = wanted.get(os.readlink(f"{place}/fd/{name}"))
-                if ino is not None and (ino not in found or pid < found[ino][0]):
+                if ino is not None and (ino not in owners or pid < owners[ino][0]):
                     line = Path(f"{place}/cmdline").read_bytes()[:_MAX_COMMAND_BYTES]
                     words = line.replace(b"\0", b" ").decode(errors="replace").split()
-                    found[ino] = pid, " ".join(words)
-    return found
+                    owners[ino] = pid, " ".join(words)
+    return owners
 
 
 def _processes(proc_dir: str) -> Iterator[tuple[int, str]]:

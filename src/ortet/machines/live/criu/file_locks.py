@@ -82,15 +82,15 @@ class Tracer:
         length = 0 if last is None else last - first + 1
         kind = fcntl.F_WRLCK if write else fcntl.F_RDLCK
         data = _FLOCK.pack(kind, os.SEEK_SET, first, length, 0)
-        at = (self._saved_registers[_RSP] - _SCRATCH_OFFSET) & ~15
+        address = (self._saved_registers[_RSP] - _SCRATCH_OFFSET) & ~15
         memory = os.open(f"/proc/{self._pid}/mem", os.O_RDWR | os.O_CLOEXEC)
         try:
-            there = os.pread(memory, len(data), at)
-            os.pwrite(memory, data, at)
+            there = os.pread(memory, len(data), address)
+            os.pwrite(memory, data, address)
             try:
-                number = self._call_syscall(_SYS_FCNTL, fd, fcntl.F_SETLK, at)
+                number = self._call_syscall(_SYS_FCNTL, fd, fcntl.F_SETLK, address)
             finally:
-                os.pwrite(memory, there, at)
+                os.pwrite(memory, there, address)
         finally:
             os.close(memory)
         if number < 0:
@@ -123,9 +123,9 @@ class Tracer:
             start, end = (int(part, 16) for part in place.split("-"))
             with open(f"/proc/{self._pid}/mem", "rb", buffering=0) as memory:
                 memory.seek(start)
-                found = memory.read(end - start).find(_SYSCALL_INSTRUCTION)
-            if found >= 0:
-                return start + found
+                offset = memory.read(end - start).find(_SYSCALL_INSTRUCTION)
+            if offset >= 0:
+                return start + offset
         raise TraceError(f"process {self._pid} has no page of the kernel's")
 
     def _read_registers(self) -> ctypes.Array[ctypes.c_ulong]:

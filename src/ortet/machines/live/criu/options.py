@@ -100,7 +100,7 @@ def restore_options(
 def _encode_options(
     options: Mapping[str, OptionValue], external: Sequence[str] = (), watched: Sequence[str] = ()
 ) -> bytes:
-    given = [(_OPTION_FIELDS[name], value) for name, value in options.items()]
-    given += [(_OPTION_FIELDS["external"], name) for name in external]
-    given += [(_OPTION_FIELDS["irmap_scan_paths"], path) for path in watched]
-    return b"".join(encode_field(number, value) for number, value in given)
+    fields = [(_OPTION_FIELDS[name], value) for name, value in options.items()]
+    fields += [(_OPTION_FIELDS["external"], name) for name in external]
+    fields += [(_OPTION_FIELDS["irmap_scan_paths"], path) for path in watched]
+    return b"".join(encode_field(number, value) for number, value in fields)

@@ -75,42 +75,44 @@ def inspect_processes(init_pid: int) -> PreflightResult:
     inside = f"/proc/{init_pid}/root/proc"
     users = _read_link(f"{inside}/1/ns/user")
     mounts = mount_ids_of(init_pid)
-    found: list[Obstacle] = []
+    obstacles: list[Obstacle] = []
     watching = False
     for name in os.listdir(inside):
         if name.isdigit():
             with suppress(OSError):  # the process has just ended
                 place = f"{inside}/{name}"
                 if _is_ending(place):
-                    found.append(Obstacle(int(name), _command(place), _PARTLY_ENDED, _WAIT_HELP))
+                    obstacles.append(
+                        Obstacle(int(name), _command(place), _PARTLY_ENDED, _WAIT_HELP)
+                    )
                     continue
                 opened = _open_targets(place)
                 watching |= _INOTIFY in opened
                 reasons = [*_reasons(place, users, opened)]
                 if mount_id_at(f"{place}/root") not in mounts | {-1}:
                     reasons.append(_KERNEL_FORK_REASON)
-                found += [
+                obstacles += [
                     Obstacle(int(name), _command(place), what, help_) for what, help_ in reasons
                 ]
-    return PreflightResult(found, watching)
+    return PreflightResult(obstacles, watching)
 
 
 def check(init_pid: int) -> PreflightResult:
     """Raise Conflict("cannot_freeze") with the obstacles; wait for processes that are ending."""
     until = time.monotonic() + _EXIT_TIMEOUT_SECONDS
-    found = inspect_processes(init_pid)
-    while found.has_only_ending and time.monotonic() < until:
+    result = inspect_processes(init_pid)
+    while result.has_only_ending and time.monotonic() < until:
         time.sleep(_POLL_SECONDS)
-        found = inspect_processes(init_pid)
-    if found.obstacles:
+        result = inspect_processes(init_pid)
+    if result.obstacles:
         raise Conflict(
             "cannot_freeze",
             "this machine cannot be frozen with its processes: "
-            + "; ".join(map(str, found.obstacles[:5]))
+            + "; ".join(map(str, result.obstacles[:5]))
             + "; or stop them and commit again",
-            obstacles=[msgspec.to_builtins(one) for one in found.obstacles],
+            obstacles=[msgspec.to_builtins(one) for one in result.obstacles],
         )
-    return found
+    return result
 
 
 def _is_ending(proc_dir: str) -> bool:
@@ -180,7 +182,7 @@ def mount_id_of(fd: int) -> int:
 def processes_rooted_at(root: int, exclude: Collection[int]) -> list[str]:
     """Return the processes whose root directory is the open directory `root`."""
     there = mount_id_of(root)
-    found = []
+    processes = []
     for name in os.listdir("/proc"):
         if (
             name.isdigit()
@@ -188,8 +190,8 @@ def processes_rooted_at(root: int, exclude: Collection[int]) -> list[str]:
             and mount_id_at(f"/proc/{name}/root") == there
         ):
             with suppress(OSError), open(f"/proc/{name}/comm", encoding="utf-8") as file:
-                found.append(f"{file.read().strip()} (pid {name})")
-    return found
+                processes.append(f"{file.read().strip()} (pid {name})")
+    return processes
 
 
 def foreign_files(pid: int, init_pid: int) -> list[str]:

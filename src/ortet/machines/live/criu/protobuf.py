@@ -24,10 +24,10 @@ def image_entries(image: Path) -> Iterator[bytes]:
 
 def parse_message(data: bytes) -> dict[int, list[int | bytes]]:
     """Parse a message: field number -> values."""
-    found: dict[int, list[int | bytes]] = {}
+    fields: dict[int, list[int | bytes]] = {}
     for number, value in iter_fields(data):
-        found.setdefault(number, []).append(value)
-    return found
+        fields.setdefault(number, []).append(value)
+    return fields
 
 
 def iter_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

@@ -180,13 +180,13 @@ class CriuWorker:
 
 def log_errors(log: Path) -> list[str]:
     """Return the error messages of a CRIU log, without source positions."""
-    found = []
+    errors = []
     with suppress(OSError):
         for line in log.read_text(errors="replace").splitlines():
             _, mark, rest = line.partition("Error (")
             if mark and _IGNORED_ERROR not in rest:
-                found.append(rest.partition("): ")[2].strip())
-    return found
+                errors.append(rest.partition("): ")[2].strip())
+    return errors
 
 
 def _ignore_pid(pid: int) -> None:

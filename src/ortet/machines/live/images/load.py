@@ -83,8 +83,8 @@ def _make_saved_images(
 ) -> SavedImages:
     files = {name: _Content(data, size) for name, size, data in processes.files}
     sizes = {name: content.size for name, content in files.items()}
-    for name, found in extents.items():
-        sizes[name] = sum(count for _, _, count in found) * processes.page_size
+    for name, extent in extents.items():
+        sizes[name] = sum(count for _, _, count in extent) * processes.page_size
     laid = read_page_layouts(
         lambda name: b"".join(read_file(objects, files[name])), sizes, processes.page_size
     )
@@ -108,13 +108,13 @@ def _write_pages(
                 raise Invalid("bad_images", f"{name!r} cannot be a file of memory pages")
             fd = _create(directory / name)
             stack.callback(os.close, fd)
-            at = 0
+            position = 0
             for oid, first, count in extents:
                 if oid:
-                    place = (fd, at * page_size, first * page_size, count * page_size)
+                    place = (fd, position * page_size, first * page_size, count * page_size)
                     wanted.setdefault(Oid(oid), []).append(place)
-                at += count
-            os.ftruncate(fd, at * page_size)
+                position += count
+            os.ftruncate(fd, position * page_size)
         for oid, data in objects.get_many(wanted):
             view = memoryview(data)
             for fd, offset, start, size in wanted[oid]:
@@ -125,21 +125,21 @@ def _write_pages(
 
 def _write_files(objects: ObjectStore, directory: Path, processes: Processes) -> None:
     small = {Oid(oid): size for _, size, oid in processes.files if 0 < size <= BLOCK_BYTES}
-    found = dict(objects.get_many(small))
+    contents = dict(objects.get_many(small))
     for name, size, oid in processes.files:
         fd = _create(directory / name)
         try:
-            at = 0
+            offset = 0
             pieces = (
-                [found[Oid(oid)]]
+                [contents[Oid(oid)]]
                 if 0 < size <= BLOCK_BYTES
                 else read_file(objects, _Content(oid, size))
             )
             for data in pieces:
-                _write_at(fd, memoryview(data), at)
-                at += len(data)
-            if at != size:
-                raise corrupt_pages(oid, f"has {at} bytes, its file {name!r} asks for {size}")
+                _write_at(fd, memoryview(data), offset)
+                offset += len(data)
+            if offset != size:
+                raise corrupt_pages(oid, f"has {offset} bytes, its file {name!r} asks for {size}")
         finally:
             os.close(fd)
 

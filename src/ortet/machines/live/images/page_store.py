@@ -42,10 +42,10 @@ class StoredPages(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_extents(cls, runs: list[PageRun], extents: list[Extent]) -> StoredPages:
-        starts, at = [], 0
+        starts, page = [], 0
         for _, _, count in extents:
-            starts.append(at)
-            at += count
+            starts.append(page)
+            page += count
         return cls(runs, extents, starts)
 
     def page_extents(self, first_page: int, count: int) -> Iterator[Extent]:
@@ -111,8 +111,8 @@ def read_extents(objects: ObjectStore, oid: bytes) -> list[Extent]:
     rows: list[tuple[bytes, int | None]] = [(oid, None)]
     level: int | None = None
     while True:
-        found = dict(objects.get_many(Oid(each) for each, _ in rows))
-        maps = [decode(PageMap, found[Oid(each)]) for each, _ in rows]
+        contents = dict(objects.get_many(Oid(each) for each, _ in rows))
+        maps = [decode(PageMap, contents[Oid(each)]) for each, _ in rows]
         for record, (each, pages) in zip(maps, rows, strict=True):
             if pages not in (None, record.pages) or level not in (None, record.level):
                 raise corrupt_pages(each, "is not the page map its parent asks for")
@@ -197,9 +197,9 @@ class LeafWriter:
     def store(self, blocks: Sequence[PageSpan]) -> list[Extent]:
         """Store blocks and return their extents; everything they refer to is stored."""
         pieced: list[tuple[bytes, int, int]] = []
-        for at, count in blocks:
+        for page, count in blocks:
             start = len(self._extents)
-            oid = self._store_block(at, count)
+            oid = self._store_block(page, count)
             if oid:
                 pieced.append((oid, start, len(self._extents)))
         self._flush_new_pages()
@@ -269,16 +269,16 @@ class LeafWriter:
 
         Adjacent extents are joined.
         """
-        found: list[tuple[bytes | None, int, int]] = []
+        runs: list[tuple[bytes | None, int, int]] = []
         start, page, zeros = 0, self._page_size, _ZERO_BLOCK[: self._page_size]
 
         def add(oid: bytes | None, first: int, length: int) -> None:
-            if found:
-                last, begin, so_far = found[-1]
+            if runs:
+                last, begin, so_far = runs[-1]
                 if last == oid and (not oid or begin + so_far == first):
-                    found[-1] = (last, begin, so_far + length)
+                    runs[-1] = (last, begin, so_far + length)
                     return
-            found.append((oid, first, length))
+            runs.append((oid, first, length))
 
         for oid, first, length in self._stored_extents(first_page, count, stored, addresses):
             blob = self._objects.get(Oid(oid)) if oid else b""
@@ -296,7 +296,7 @@ class LeafWriter:
                     add(oid, number, 1)
                 else:
                     add(None, 0, 1)
-        return found
+        return runs
 
     def _stored_extents(
         self, first_page: int, count: int, stored: StoredPages, addresses: PageAddresses

@@ -54,18 +54,18 @@ def read_page_layouts(
     A layout comes from the pagemap that names the file, if its size matches. Otherwise the file is
     one run, so that unknown images are stored too. `read` returns the content of a file.
     """
-    found: dict[str, PageLayout] = {}
+    layouts: dict[str, PageLayout] = {}
     for name in sorted(sizes):
         if name.startswith(_PAGEMAP_PREFIX) and name.endswith(".img"):
             number, runs = parse_pagemap(read(name), page_size)
             file = f"pages-{number}.img"
             laid = PageLayout(name, runs)
-            if file not in found and sizes.get(file) == laid.pages * page_size:
-                found[file] = laid
+            if file not in layouts and sizes.get(file) == laid.pages * page_size:
+                layouts[file] = laid
     for name, size in sizes.items():
-        if is_pages_file(name) and name not in found and not size % page_size:
-            found[name] = PageLayout(name, [(0, size // page_size)] if size else [])
-    return found
+        if is_pages_file(name) and name not in layouts and not size % page_size:
+            layouts[name] = PageLayout(name, [(0, size // page_size)] if size else [])
+    return layouts
 
 
 def is_pages_file(name: str) -> bool:
@@ -99,25 +99,25 @@ def _image_entries(data: bytes) -> Iterator[bytes]:
     """Yield the messages of a CRIU image: two magic numbers, then (length, bytes) of each."""
     if data[:8] != b"".join(_IMAGE_MAGIC):
         raise KeyError("magic")
-    at = 8
-    while at < len(data):
-        (size,) = struct.unpack_from("<I", data, at)
-        at += 4
-        if at + size > len(data):
-            raise IndexError(at)
-        yield data[at : at + size]
-        at += size
+    offset = 8
+    while offset < len(data):
+        (size,) = struct.unpack_from("<I", data, offset)
+        offset += 4
+        if offset + size > len(data):
+            raise IndexError(offset)
+        yield data[offset : offset + size]
+        offset += size
 
 
 def _varint_fields(data: bytes) -> dict[int, int]:
     """Return the integers of a protobuf message by field. Other kinds of fields raise KeyError."""
     fields: dict[int, int] = {}
-    at, key = 0, -1
-    while at < len(data):
+    position, key = 0, -1
+    while position < len(data):
         value = shift = 0
         while True:
-            byte = data[at]
-            at += 1
+            byte = data[position]
+            position += 1
             value |= (byte & 127) << shift
             shift += 7
             if byte < 128:
@@ -130,7 +130,7 @@ def _varint_fields(data: bytes) -> dict[int, int]:
             fields[key] = value
             key = -1
     if key >= 0:
-        raise IndexError(at)
+        raise IndexError(position)
     return fields
 
 
@@ -143,34 +143,34 @@ def cut_leaves(runs: Sequence[PageRun], page_size: int) -> list[list[PageSpan]]:
     span = BLOCK_BYTES // page_size
     leaves: list[list[PageSpan]] = []
     leaf: list[PageSpan] = []
-    start = at = leaf_at = 0
+    start = page = leaf_at = 0
 
     def end_block() -> None:
         nonlocal start
-        if at > start:
-            leaf.append((start, at - start))
-            start = at
+        if page > start:
+            leaf.append((start, page - start))
+            start = page
 
     for first, count in runs:
         address, stop = first, first + count
-        if (at - start) * _MIN_FILL_DIVISOR >= span or count >= span:
+        if (page - start) * _MIN_FILL_DIVISOR >= span or count >= span:
             end_block()
         while address < stop:
             if (
-                at == start
+                page == start
                 and not address % (span * _BLOCKS_PER_LEAF)
-                and at - leaf_at >= span * _BLOCKS_PER_LEAF
+                and page - leaf_at >= span * _BLOCKS_PER_LEAF
             ):
                 leaves.append(leaf)
-                leaf, leaf_at = [], at
-            take = min(stop - address, span - address % span, span - (at - start))
+                leaf, leaf_at = [], page
+            take = min(stop - address, span - address % span, span - (page - start))
             address += take
-            at += take
-            if not address % span or at - start == span:
+            page += take
+            if not address % span or page - start == span:
                 end_block()
-                if at - leaf_at >= 4 * span * _BLOCKS_PER_LEAF:
+                if page - leaf_at >= 4 * span * _BLOCKS_PER_LEAF:
                     leaves.append(leaf)
-                    leaf, leaf_at = [], at
+                    leaf, leaf_at = [], page
     end_block()
     return [*leaves, leaf] if leaf else leaves
 
@@ -179,13 +179,13 @@ class PageAddresses:
     """Converts between pages of a memory file and their addresses."""
 
     def __init__(self, runs: Sequence[PageRun]) -> None:
-        at = 0
+        page = 0
         self._runs: list[tuple[int, int, int]] = []  # page in the file, address, number of pages
         for address, count in runs:
-            self._runs.append((at, address, count))
-            at += count
-        self._starts = [at for at, _, _ in self._runs]
-        self._by_address = sorted((address, at, count) for at, address, count in self._runs)
+            self._runs.append((page, address, count))
+            page += count
+        self._starts = [page for page, _, _ in self._runs]
+        self._by_address = sorted((address, page, count) for page, address, count in self._runs)
         self._addresses = [address for address, _, _ in self._by_address]
 
     def addresses(self, first_page: int, count: int) -> Iterator[PageRun]:
@@ -205,14 +205,14 @@ class PageAddresses:
         number = max(0, bisect_right(self._addresses, address) - 1)
         stop = address + count
         while address < stop and number < len(self._by_address):
-            first, at, length = self._by_address[number]
+            first, page, length = self._by_address[number]
             if first > address:
                 take = min(stop, first) - address
                 yield None, take
                 address += take
             take = min(stop, first + length) - address
             if take > 0:
-                yield at + address - first, take
+                yield page + address - first, take
                 address += take
             number += 1
         if address < stop:

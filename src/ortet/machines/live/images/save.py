@@ -243,13 +243,13 @@ def check_images(
         page_size: The size of a memory page.
         describe_process: Returns the description of the process with this pid.
     """
-    found: dict[str, list[str]] = {}
+    images_by_secret: dict[str, list[str]] = {}
     for image, size in sorted(list_images(directory).items()):
         with (directory / image).open("rb") as file:
             name = scanner.plain_name(file.fileno(), size)
         if name:
-            found.setdefault(name, []).append(image)
-    for name, images in found.items():
+            images_by_secret.setdefault(name, []).append(image)
+    for name, images in images_by_secret.items():
         places = _owners(directory, images, page_size, describe_process)
         raise secret_found_error(name, ", ".join(places[:_MAX_REPORTED_OWNERS]))
 

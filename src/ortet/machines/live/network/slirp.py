@@ -47,9 +47,9 @@ _FIX = f"install {PROGRAM} (Debian and Fedora: the package {PROGRAM}), or leave 
 
 def parse_network(value: Any) -> Network:
     """Return a valid network value. Raises Invalid("bad_network") for anything else."""
-    for one in NETWORKS:
-        if value == one:
-            return one
+    for network in NETWORKS:
+        if value == network:
+            return network
     raise Invalid(
         "bad_network", f"network is {str(value)[:40]!r}: give one of {', '.join(NETWORKS)}"
     )
@@ -238,23 +238,24 @@ def _why_unavailable() -> str:
         net = _new_network_namespace()
     except OSError as error:
         return f"this host gives us no network of our own ({error.strerror})"
-    told, tell = os.pipe2(os.O_CLOEXEC)
-    numbers = {"NET": f"/proc/self/fd/{net}", "TOLD": f"--ready-fd={tell}"}
+    ready, ready_writer = os.pipe2(os.O_CLOEXEC)
+    numbers = {"NET": f"/proc/self/fd/{net}", "TOLD": f"--ready-fd={ready_writer}"}
     argv = [numbers.get(word, word) for word in _slirp_argv(program, "outbound")]
     with subprocess.Popen(
         argv,
-        pass_fds=[net, tell],
+        pass_fds=[net, ready_writer],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     ) as process:
-        os.close(tell)
+        os.close(ready_writer)
         good = (
-            bool(poll_readable(told, seconds=_TIMEOUT_SECONDS)) and os.read(told, 1) == _READY_BYTE
+            bool(poll_readable(ready, seconds=_TIMEOUT_SECONDS))
+            and os.read(ready, 1) == _READY_BYTE
         )
         process.kill()
         errors = process.stderr.read() if process.stderr else b""
-    os.close(told)
+    os.close(ready)
     os.close(net)
     words = errors.decode(errors="replace").strip().splitlines()[-2:]
     return "" if good else f"{program} does not work ({'; '.join(words)})"
@@ -265,19 +266,19 @@ def _new_network_namespace() -> int:
 
     A thread creates it, because only that thread moves to it.
     """
-    found: list[int | OSError] = []
+    result: list[int | OSError] = []
 
     def make() -> None:
         try:
             LinuxSyscalls().unshare(CLONE_NEWNET)
-            found.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+            result.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
-            found.append(error)
+            result.append(error)
 
     thread = Thread(target=make)
     thread.start()
     thread.join()
-    (net,) = found
+    (net,) = result
     if isinstance(net, OSError):
         raise net
     return net

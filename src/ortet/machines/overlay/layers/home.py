@@ -167,16 +167,16 @@ class MachineHome:
 
     def layers_in_use(self) -> set[str]:
         """Return all layers that this machine and its kernels use."""
-        found: set[str] = set()
-        standing = self.read_layout()
-        if standing is not None:
-            found.update(standing.stack.layers)
-            if standing.system is not None:
-                found.update(map(layer_directory_name, standing.system.layers))
+        layers: set[str] = set()
+        layout = self.read_layout()
+        if layout is not None:
+            layers.update(layout.stack.layers)
+            if layout.system is not None:
+                layers.update(map(layer_directory_name, layout.system.layers))
             for path in self.path.glob(f"{_KERNEL_LAYER}stack-*"):
                 with suppress(FileNotFoundError, Corrupt):
-                    found.update(decode(LayerStack, path.read_bytes()).layers)
-        return found
+                    layers.update(decode(LayerStack, path.read_bytes()).layers)
+        return layers
 
     def recover_layout(
         self, layout: LayerLayout, layer_store: LayerStore, machine: str
@@ -201,9 +201,9 @@ class MachineHome:
         self.remove_kernel_layers()
         return layout
 
-    def host_upper_name(self, layout: LayerLayout, at: str) -> str:
+    def host_upper_name(self, layout: LayerLayout, directory: str) -> str:
         """Return the name of the upper directory over a directory of the host."""
-        return f"host-{layout.outer}-{quote(at, safe='')}"
+        return f"host-{layout.outer}-{quote(directory, safe='')}"
 
     def remove_unused_dirs(self, layout: LayerLayout) -> None:
         """Remove upper directories that are no longer, or not yet, in use."""
@@ -215,8 +215,8 @@ class MachineHome:
                     self._remove(name)
 
     def _remove(self, name: str) -> None:
-        with open_directory(self.path) as at:
-            remove_tree(at, name.encode())
+        with open_directory(self.path) as home_fd:
+            remove_tree(home_fd, name.encode())
 
 
 def layer_name(machine: str, number: int) -> str:

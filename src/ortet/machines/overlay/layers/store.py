@@ -65,23 +65,23 @@ def layer_items(
     trees: Trees, below: ImageFiles, above: ImageFiles
 ) -> tuple[list[TreeItem], list[list[bytes]]]:
     """Return the items to write, parents first, and their hardlink groups."""
-    found: dict[bytes, TreeEntry] = {b"": above.root}
+    items: dict[bytes, TreeEntry] = {b"": above.root}
     stack = [(b"", below.root, above.root)]
     while stack:
         path, old, new = stack.pop()
         for was, now in trees.difference(Oid(old.data), Oid(new.data)):
             if now is None:
                 assert was is not None
-                found[join_path(path, was.name)] = whiteout_entry(was.name)
+                items[join_path(path, was.name)] = whiteout_entry(was.name)
                 continue
-            at = join_path(path, now.name)
-            found[at] = now
+            item_path = join_path(path, now.name)
+            items[item_path] = now
             if now.is_dir and was is not None and was.is_dir:
-                stack.append((at, was, now))
+                stack.append((item_path, was, now))
             elif now.is_dir:
-                found.update(trees.walk(now, at))
-    groups = _add_relinked(trees, below, above, found)
-    return [TreeItem(path, found[path], path) for path in sorted(found)], groups
+                items.update(trees.walk(now, item_path))
+    groups = _add_relinked(trees, below, above, items)
+    return [TreeItem(path, items[path], path) for path in sorted(items)], groups
 
 
 def _add_relinked(
@@ -123,10 +123,10 @@ def hardlinked_items(trees: Trees, side: ImageFiles) -> tuple[list[TreeItem], li
     Overlayfs copies up only one name of a file, and the other names keep the old content. Files
     that are in the upper directory with all their names stay one file.
     """
-    found: dict[bytes, TreeEntry] = {b"": side.root}
+    items: dict[bytes, TreeEntry] = {b"": side.root}
     for group in side.groups:
-        _add_files(trees, side.root, group, found)
-    return [TreeItem(path, found[path], path) for path in sorted(found)], list(side.groups)
+        _add_files(trees, side.root, group, items)
+    return [TreeItem(path, items[path], path) for path in sorted(items)], list(side.groups)
 
 
 def write_layer(
@@ -175,8 +175,8 @@ def is_layer_intact(
 def _matches_tree(trees: Trees, place: Path, root: TreeEntry) -> bool:
     with open_directory(place) as top, DirFdCache(top) as dirs:
         for path, entry in trees.walk(root):
-            at, name = dirs.open_parent(path)
-            st = os.stat(name, dir_fd=at, follow_symlinks=False)
+            parent_fd, name = dirs.open_parent(path)
+            st = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
             if stat.S_IFMT(st.st_mode) != stat.S_IFMT(entry.mode):
                 return False
             if entry.is_file and (st.st_size, st.st_mtime_ns) != (entry.size, entry.mtime):
@@ -239,13 +239,13 @@ class LayerStore:
         `hint` is a stack that is probably similar. Call this within `prevent_prune`, and stay in it
         until the machine's record names the layers.
         """
-        found = self._find(image)
-        if found is not None:
-            return found, []
+        stack = self._find(image)
+        if stack is not None:
+            return stack, []
         with self._locked(_BUILD, fcntl.LOCK_EX):
-            found = self._find(image)
-            if found is not None:
-                return found, []
+            stack = self._find(image)
+            if stack is not None:
+                return stack, []
             below = self._nearest(image, hint)
             return self._base(image) if below is None else self._delta(image, below)
 
@@ -306,12 +306,12 @@ class LayerStore:
         `in_use` is called while no machine can be opened.
         """
         removed = 0
-        with self._locked(_LOCK, fcntl.LOCK_EX), open_directory(self.root) as at:
+        with self._locked(_LOCK, fcntl.LOCK_EX), open_directory(self.root) as root_fd:
             needed = {_LOCK, _BUILD, AREA, *in_use()}
             for name in os.listdir(self.root):
                 if name.removesuffix(".layer") not in needed:
                     removed += not name.endswith(".layer")
-                    remove_tree(at, os.fsencode(name))
+                    remove_tree(root_fd, os.fsencode(name))
         self._root_mtime_ns = 0
         return removed
 
@@ -334,8 +334,8 @@ class LayerStore:
     def _read(self) -> None:
         names = [name for name in os.listdir(self.root) if name.endswith(".layer")]
         layers = [self._load(name.removesuffix(".layer")) for name in names]
-        found = [layer.stack for layer in layers if layer is not None and layer.shared]
-        self._stacks = {self._key(stack.image): stack for stack in found}
+        stacks = [layer.stack for layer in layers if layer is not None and layer.shared]
+        self._stacks = {self._key(stack.image): stack for stack in stacks}
 
     def _load(self, name: str) -> _LayerRecord | None:
         try:
@@ -412,9 +412,9 @@ class LayerStore:
     def _make_build_dir(self, name: str) -> Path:
         """Create an empty directory to build a layer in, and remove leftovers."""
         place = self.root / f"{name}.new"
-        with open_directory(self.root) as at:
+        with open_directory(self.root) as root_fd:
             for leftover in (f"{name}.layer", name, place.name):
-                remove_tree(at, leftover.encode())
+                remove_tree(root_fd, leftover.encode())
         place.mkdir()
         return place
 

@@ -341,9 +341,9 @@ class UpperEntryReader:
             self.has_ignored_files = True
             return None, st
         if self.is_root and stat.S_ISREG(st.st_mode) and node.content_inodes.get(raw) != st.st_ino:
-            found = self._metacopy(node, raw, st, fd=fd)
-            if found is not None:
-                return found, st
+            copied_up = self._metacopy(node, raw, st, fd=fd)
+            if copied_up is not None:
+                return copied_up, st
             node.content_inodes[raw] = st.st_ino  # content in the upper directory stays there
         seen = capture_with_stat(
             self._objects, fd, raw, st, path=path, losses=self.losses, mapped=mapped

@@ -54,14 +54,14 @@ class FdCache:
         self, fds: Iterable[int] | None = None
     ) -> list[tuple[UpperDirectory, str, os.stat_result]]:
         """Return the open files with a changed ctime, of all or of `fds`. This is a hot loop."""
-        held, fstat, found = self.open_files, os.fstat, []
+        held, fstat, changed = self.open_files, os.fstat, []
         for fd in held if fds is None else fds:
             if fd in held:
                 ctime, node, name = held[fd]
                 st = fstat(fd)
                 if st.st_ctime_ns != ctime:  # every change changes the ctime
-                    found.append((node, name, st))
-        return found
+                    changed.append((node, name, st))
+        return changed
 
     def add(self, node: UpperDirectory, name: str, fd: int, stamp: Stamp) -> None:
         """Keep a file open, so that the next scan need not find it by name."""

@@ -86,11 +86,11 @@ class UpperWatch:
             self._dispatch(os.read(self._fd, _CHUNK))
 
     def _dispatch(self, data: bytes) -> None:
-        at = 0
-        while at < len(data):
-            wd, mask, _, size = _EVENT.unpack_from(data, at)
-            name = data[at + _EVENT.size : at + _EVENT.size + size]
-            at += _EVENT.size + size
+        offset = 0
+        while offset < len(data):
+            wd, mask, _, size = _EVENT.unpack_from(data, offset)
+            name = data[offset + _EVENT.size : offset + _EVENT.size + size]
+            offset += _EVENT.size + size
             if mask & _OVERFLOW:
                 for owner in {id(owner): owner for owner, _ in self._listeners.values()}.values():
                     owner.mark_changed(None)

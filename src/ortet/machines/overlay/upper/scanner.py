@@ -54,10 +54,10 @@ def merge_hardlink_groups(
 
     `linked` maps the files of the upper directory with several names from path to inode.
     """
-    found: dict[int, list[bytes]] = {}
+    paths_by_inode: dict[int, list[bytes]] = {}
     for path, inode in linked.items():
-        found.setdefault(inode, []).append(path)
-    groups = [sorted(paths) for paths in found.values()]
+        paths_by_inode.setdefault(inode, []).append(path)
+    groups = [sorted(paths) for paths in paths_by_inode.values()]
     if below:
         moved = [node for node in root.walk() if node.marks is not None and node.marks[1]]
         for names in below:
@@ -72,9 +72,9 @@ def _visible_path(path: bytes, starts: Sequence[UpperDirectory]) -> bytes | None
         if start.origin is None or not path.startswith(start.origin):
             continue
         rest = path[len(start.origin) :].lstrip(b"/") if start.origin else path
-        found = _descend(start, rest)
-        if found is not None:
-            return found
+        entry = _descend(start, rest)
+        if entry is not None:
+            return entry
     return None
 
 
@@ -401,17 +401,17 @@ class UpperScanner:
         if opaque:
             return
         if redirect.startswith(b"/"):
-            origin, found = redirect[1:], self._tree.reader.lower_entry_at(redirect[1:])
+            origin, lower = redirect[1:], self._tree.reader.lower_entry_at(redirect[1:])
         elif above.origin is not None:
             name = redirect or os.fsencode(node.name)
-            origin, found = (
+            origin, lower = (
                 join_path(above.origin, name),
                 self._tree.reader.lower_entry(above, name),
             )
         else:
             return
-        if found is not None and found.is_dir:
-            node.below, node.origin = found, origin
+        if lower is not None and lower.is_dir:
+            node.below, node.origin = lower, origin
 
     def _update_rules(self, node: UpperDirectory, fd: int) -> bool:
         """Read the ignore file of a directory.
@@ -422,11 +422,11 @@ class UpperScanner:
         if self._tree.difference is not None:
             return False
         below = self._tree.reader.lower_entry(node, IGNORE_FILE)
-        said = None
+        ignore_text = None
         if below is not None and below.is_file:
-            said = get_bytes(self._objects, below.data, below.size)
-        text = read_rules(fd, said)
-        if text != said and node.below is not None:
+            ignore_text = get_bytes(self._objects, below.data, below.size)
+        text = read_rules(fd, ignore_text)
+        if text != ignore_text and node.below is not None:
             self._tree.changed_rules.add(node.path)
         else:
             self._tree.changed_rules.discard(node.path)

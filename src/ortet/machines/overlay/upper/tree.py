@@ -179,8 +179,8 @@ class UpperTree:
         """Remove everything that is stored by path for names in a directory."""
         below = path + b"/" if path else b""
         for table in (self.linked_inodes, self.reader.oversize_losses):
-            for at in [at for at in table if at.startswith(below)]:
-                del table[at]
+            for name in [name for name in table if name.startswith(below)]:
+                del table[name]
         self.changed_rules = {
-            at for at in self.changed_rules if not at.startswith(below) or at == path
+            name for name in self.changed_rules if not name.startswith(below) or name == path
         }
