@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,18 +44,22 @@ def read_located(
     Frames are decoded a few ahead of the reader. `fallback` reads an object whose frame cannot be
     read.
     """
-    ordered = sorted(located, key=lambda found: (found[1][0].key, *found[1][1:3]))
+    members_by_frame: dict[tuple[str, int], list[LocatedObject]] = {}
+    for item in located:
+        location = item[1]
+        members_by_frame.setdefault((location[0].key, location[1]), []).append(item)
     groups: list[_FrameGroup] = []
-    for (_, offset), members in groupby(ordered, key=lambda found: (found[1][0].key, found[1][1])):
-        listed = list(members)
-        groups.append((listed[0][1][0], offset, listed))
+    for key in sorted(members_by_frame):
+        members = members_by_frame[key]
+        members.sort(key=lambda item: item[1][2])  # by their offset in the frame
+        groups.append((members[0][1][0], key[1], members))
     frames = (
         _load_frames(groups, cache)
         if len(groups) <= _MAX_SEQUENTIAL_FRAMES
         else _load_frames_ahead(groups, cache)
     )
-    for (_, _, listed), data in zip(groups, frames, strict=True):
-        for oid, (_, _, start, length, _) in listed:
+    for (_, _, members), data in zip(groups, frames, strict=True):
+        for oid, (_, _, start, length, _) in members:
             yield oid, fallback(oid) if data is None else data[start : start + length]
 
 
