@@ -15,8 +15,7 @@ from ortet._util.codec import decode, encode
 from ortet.backends.base import Move, RowChange, Timeline
 from ortet.errors import OrtetError
 from ortet.history.records import Commit, JournalHead, State
-from ortet.history.transfer.bundle_file import BundleFile
-from ortet.history.transfer.bundle_limits import BundleLimits
+from ortet.history.transfer.bundle_file import BundleFile, BundleLimits
 from ortet.hub.effect_check import repair_ledgers
 from ortet.hub.governance.archive import ARCHIVE_KIND
 from ortet.ids import Oid, from_hex, to_hex

@@ -33,6 +33,7 @@ from ortet.integrations.agent_framework.messages import (
 from ortet.integrations.aio import to_thread_shielded
 from ortet.journal.conversation.compaction import summary_message
 from ortet.journal.state.records import Message
+from ortet.sessions.conversation_state import last_compaction, system_messages
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 

@@ -46,6 +46,7 @@ from ortet.integrations.pydantic_ai.messages import (
 from ortet.journal.conversation.compaction import summary_message
 from ortet.journal.conversation.tool_calls import calls_of
 from ortet.journal.state.records import Message, ToolCall
+from ortet.sessions.conversation_state import last_compaction, system_messages
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
