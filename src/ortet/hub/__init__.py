@@ -4,12 +4,13 @@ Entry point: `hub.Hub`. `ortet.open()` (in `config`) builds a `StoreContext` and
 `Hub` owns the backends of the store and the sessions and workspaces that it opened. `Hub.close()`
 closes all of them.
 
-The public verbs of `Hub` are spread over base classes, one for each area:
+The verbs of `Hub` are one-line calls of its parts:
 
-- `minding.SessionApi`: open, list and read sessions; redact secrets.
-- `memory_queries.MemoryQueries`: recall, episodes, consolidation.
-- `maintenance.Maintenance`: verify, sweep, tidy, drop, export, import, pull, push.
-- `governance.service.Governance`: audit, erase, archive, retention, carry tokens.
+- `sessions.manager.SessionManager`: open, list and read sessions.
+- `memory_queries.MemoryQueries` (`hub.memory`): recall, episodes, consolidation.
+- `maintenance.Maintenance` (`hub.maintenance`): verify, sweep, tidy, drop, backup.
+- `transfer.Transfer` (`hub.transfer`): export, import, pull, push, carry tokens, checkpoints.
+- `governance.service.Governance` (`hub.governance`): audit, erase, archive, retention.
 - `inbox_api.InboxApi`: comment and approve without the lease of the session.
 
 Invariants:
