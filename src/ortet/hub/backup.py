@@ -27,6 +27,7 @@ import msgspec
 
 from ortet._util.codec import checksum
 from ortet._util.failpoints import failpoint
+from ortet._util.structs import thread_safe_struct
 from ortet.errors import Conflict, Corrupt, Invalid, OrtetError, Unavailable, Unsupported
 from ortet.objects.tail import TAIL_SUFFIX, pack_key, storage_error, sync_directory
 
@@ -204,7 +205,8 @@ def check_backup(target: Path) -> BackupManifest:
 
 def _read_manifest(target: Path) -> BackupManifest | None:
     try:
-        return msgspec.json.decode((target / MANIFEST).read_bytes(), type=BackupManifest)
+        data = (target / MANIFEST).read_bytes()
+        return msgspec.json.decode(data, type=thread_safe_struct(BackupManifest))
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:

@@ -135,7 +135,9 @@ def _translate_refusal(kind: str, values: dict[str, Any], lease: Lease | None) -
             expect, actual = values["expect"], values["found"]
             return errors.head_moved(values["name"], _oid(expect), _oid(actual))
         case "row_moved":
-            return errors.row_moved(**values)
+            return errors.row_moved(
+                values["kind"], values["key"], values["expect"], values["found"]
+            )
         case "lease_held":
             return errors.lease_held(
                 Lease(values["name"], values["owner"], values["fence"], values["expires"])

@@ -192,7 +192,7 @@ def _effect_row_changes(session: Session, drafts: Sequence[Draft]) -> list[RowCh
     names = ledgers_of(catalog, session.internals.row)
     ledger, found = Ledger(catalog, names, {}), dict[str, EffectRow]()
 
-    def known(id_: str) -> EffectRow | None:
+    def effect_row_of(id_: str) -> EffectRow | None:
         return found.get(id_) or _find_effect_row(ledger, id_)
 
     for seq, draft in enumerate(drafts, session.internals.pipeline.writer.tip.seq + 1):
@@ -207,12 +207,12 @@ def _effect_row_changes(session: Session, drafts: Sequence[Draft]) -> list[RowCh
                 actor=draft.actor,
                 command=command_of(session.internals.store, data),
             )
-            before = known(effect.id)
+            before = effect_row_of(effect.id)
             # a transcript may have the same call twice: what is done stays done
             if before is None or before.effect.state != DONE:
                 found[effect.id] = EffectRow(effect, session.id, ledger=ledger.home)
         elif draft.kind == "ended":
-            effect_row = known(data["id"])
+            effect_row = effect_row_of(data["id"])
             if effect_row is not None:
                 effect = msgspec.structs.replace(effect_row.effect, state=data["state"], ended=seq)
                 found[effect.id] = msgspec.structs.replace(
