@@ -85,6 +85,8 @@ def test_forks_of_a_machine_run_and_keep_their_own_files(live: Ortet, work: Path
     live("spawn", "sleeper", "--", "sleep", "1000", cwd=work)
     assert machines(live, work)["proj-live"]["engine"] == "criu"  # it carries processes
     live("fork", "-w", "proj-live", "-n", "2", cwd=work)
+    # on a busy host a machine may be "silent": it answers `ps` too late
+    eventually(lambda: {one["state"] for one in machines(live, work).values()} == {"live"})
     found = machines(live, work)
     assert sorted(found) == ["proj-live", "proj-live/1", "proj-live/2"]
     assert all(one["jobs"][0]["name"] == "sleeper" for one in found.values())
